@@ -1,0 +1,52 @@
+# The two commands of the README, `make demo` and `make test`, and what contributors use besides.
+# Everything is built by CMake: `cmake --list-presets` for the other builds.
+
+JOBS ?= $(shell nproc)
+BUILD := build
+
+.PHONY: help demo test test-all bench format lint clean build setup-build setup-test
+
+help:
+	@echo "make demo      install what is missing, build, and run an MoE layer over four processes"
+	@echo "make test      the same set-up, then every test this machine can run"
+	@echo "make test-all  make test, with the tests that run for many minutes"
+	@echo "make bench     the benchmarks (wherry bench)"
+	@echo "make format    clang-format 19 on every source"
+	@echo "make lint      clang-tidy 19 on every source"
+	@echo "make clean     remove $(BUILD)/"
+	@echo "JOBS=$(JOBS) of everything at once; set JOBS=n to change it."
+
+setup-build:
+	@scripts/install_packages.sh build
+
+setup-test:
+	@scripts/install_packages.sh build test
+
+build:
+	@cmake --preset release
+	@cmake --build $(BUILD) -j $(JOBS)
+
+demo: setup-build
+	@$(MAKE) --no-print-directory build
+	$(BUILD)/bin/wherry layer --ranks 4 --model deepseek-v3 --tokens 64
+
+test: setup-test
+	@$(MAKE) --no-print-directory build
+	@scripts/run_tests.sh $(BUILD) -LE soak -j $(JOBS)
+
+test-all: setup-test
+	@$(MAKE) --no-print-directory build
+	@scripts/run_tests.sh $(BUILD) -j $(JOBS)
+
+bench: setup-build
+	@$(MAKE) --no-print-directory build
+	$(BUILD)/bin/wherry bench --ranks 4
+
+format:
+	@scripts/format.sh
+
+lint:
+	@scripts/lint.sh $(JOBS)
+
+clean:
+	rm -rf $(BUILD)
