@@ -1,0 +1,201 @@
+// Stages 3 and 5, dispatch and combine: rows to the ranks that hold their experts, results home.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "wherry/group.hpp"
+#include "wherry/placement.hpp"
+#include "wherry/plan.hpp"
+#include "wherry/types.hpp"
+
+namespace wherry {
+
+// How received rows lie in memory.
+enum class Layout : std::uint8_t {
+  grouped,  // one row per (token, slot), contiguous by slot, segments padded to `alignment`
+  tokens,   // one row per (token, rank), with an index for GEMMs that gather
+  slots,    // [slots_local, rows_per_slot] at fixed addresses, plus counts
+};
+// What goes home and in which order it is summed; see docs/numerics.md.
+enum class Reduction : std::uint8_t {
+  by_token,  // every (token, k) row; summed at home in k order
+  by_rank,   // one row per (token, rank), summed there in k order; at home ranks ascending
+};
+enum class Overflow : std::uint8_t {
+  error,  // ErrorCode::capacity on every rank before a row leaves
+  drop,   // rows past the end are not sent, count as weight 0 at home and are reported per slot
+};
+enum class Weights : std::uint8_t {
+  multiply,  // combine multiplies by the routing weights
+  caller,    // the experts have multiplied already: w = 1 everywhere
+};
+
+[[nodiscard]] std::string_view name(Layout layout) noexcept;
+[[nodiscard]] std::string_view name(Reduction reduction) noexcept;
+[[nodiscard]] std::string_view name(Overflow overflow) noexcept;
+[[nodiscard]] std::string_view name(Weights weights) noexcept;
+
+// Must be equal on every rank; the constructor of Exchange compares. Use designated initialisers.
+struct ExchangeConfig {
+  int experts = 0;              // logical experts of the layer, >= 1
+  int topk = 0;                 // choices a token, >= 1
+  std::int64_t hidden = 0;      // elements a row, >= 1 (bytes for DType::raw)
+  std::int64_t max_tokens = 0;  // most tokens any rank brings to one plan, >= 1
+  DType dtype = DType::bf16;    // of x, y and out
+  Layout layout = Layout::grouped;
+  std::optional<Reduction> reduction = std::nullopt;  // default: by_rank for grouped and tokens, by_token for slots
+  Weights weights = Weights::multiply;
+  std::optional<Placement> placement = std::nullopt;  // default: Placement::contiguous(experts, ranks)
+  std::int64_t receive_rows = 0;   // grouped, tokens: most rows a rank accepts; 0: as many as can come
+  std::int64_t rows_per_slot = 0;  // slots: rows each slot accepts; 0: as many as can come
+  Overflow overflow = Overflow::error;
+  int alignment = 1;                     // grouped: each slot's segment is a multiple of this many rows
+  int depth = 1;                         // dispatches that may be in flight at once, 1..16
+  Seconds deadline = kDefaultDeadline;   // of every wait
+  int num_threads = 1;                   // threads this rank copies and sums with
+  bool populate = true;                  // touch window pages at construction, not in the first steps
+  std::string kernels;                   // kernel set by name; empty: WHERRY_KERNELS, else the best
+
+  [[nodiscard]] Reduction effective_reduction() const noexcept;
+  // Bytes of the window every rank registers, exactly. Throws bad_argument as the constructor does.
+  [[nodiscard]] std::uint64_t window_bytes(int ranks) const;
+  // (field, value) of everything that must agree, for comparison and for people.
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> describe(int ranks) const;
+};
+
+// Rows that have arrived. Views into the window: valid until the generation is used again, which
+// is `depth` dispatches later, or until Exchange::release(). Host memory.
+struct Received {
+  // grouped: [slot_begin.back(), hidden]; tokens: [token rows, hidden];
+  // slots: [slots_local * rows_per_slot, hidden]. Padding rows between segments are zero; in
+  // `slots`, rows beyond a slot's count are unspecified.
+  TensorView rows;
+  std::span<const std::int64_t> slot_counts;  // rows of each local slot, without padding
+  std::span<const std::int64_t> slot_begin;   // first (grouped) row of each local slot, [slots_local + 1]
+  std::span<const float> row_scalars;         // one a row if the senders gave them, else empty
+
+  // tokens only. One TokenChoice per (row, k), in k order: the local slot it was sent to (-1: this
+  // choice is elsewhere) and its weight; and for each grouped position the row to gather.
+  struct TokenChoice {
+    std::int32_t local_slot;
+    float weight;
+  };
+  std::span<const TokenChoice> choices;  // [token rows, topk]
+  std::span<const std::int32_t> gather;  // [slot_begin.back()], row of each grouped position
+
+  std::uint64_t step = 0;  // which dispatch this is, counted from 1
+};
+
+struct DispatchOptions {
+  // One fp32 per (token, k), [tokens, topk], that travels with the row (a weight, a gradient).
+  const float* row_scalars = nullptr;
+};
+struct CombineOptions {
+  // One fp32 per received row to send home (grouped, slots), and where they go, [tokens, topk].
+  const float* row_scalars = nullptr;
+  float* scalars_out = nullptr;
+  // Added to the sum before it is rounded, [tokens, hidden] of the exchange's dtype, e.g. a shared
+  // expert's output or a residual. It is the last term: out = round(sum + addend).
+  ConstTensorView addend = {};
+};
+
+// Traffic of this rank since construction, in rows and bytes of payload. `link` counts what went
+// to or came from another rank; the rest stayed at home.
+struct Traffic {
+  std::uint64_t dispatch_rows = 0, dispatch_bytes = 0, dispatch_link_bytes = 0;
+  std::uint64_t combine_rows = 0, combine_bytes = 0, combine_link_bytes = 0;
+};
+
+// A collective object: constructed, used and destroyed by every rank of the group, with the halves
+// issued in the same order on all of them. One thread uses it at a time.
+//
+// After an error whose remedy is not "fix the call" the exchange stays failed: every later call
+// throws the first cause again.
+class Exchange {
+  struct State;
+
+ public:
+  // Collective, blocking. Compares the configurations of all ranks (config_mismatch names the field
+  // and both values, on every rank) and maps the windows of all peers. Throws bad_argument,
+  // config_mismatch, out_of_memory, timeout, peer_failed.
+  Exchange(const Group& group, const ExchangeConfig& config);
+  Exchange(Exchange&&) noexcept;
+  Exchange& operator=(Exchange&&) noexcept;
+  ~Exchange();
+
+  [[nodiscard]] const ExchangeConfig& config() const noexcept;
+  [[nodiscard]] const Placement& placement() const noexcept;
+  [[nodiscard]] int rank() const noexcept;
+  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] std::string_view kernels() const noexcept;  // the set that runs
+  [[nodiscard]] std::string_view fabric() const noexcept;   // how bytes reach the peers
+  [[nodiscard]] std::uint64_t window_bytes() const noexcept;
+
+  // Local. Allocates everything that plan() will fill.
+  [[nodiscard]] Plan make_plan() const;
+
+  // Stage 2. Collective, blocking on the CPU: exchanges counts, then fills `plan`. A bad id or bad
+  // shape on one rank is an error on all of them, and the exchange stays usable. Throws
+  // bad_argument, bad_routing, capacity, timeout, peer_failed, fault.
+  void plan(const Routing& routing, Plan& plan);
+
+  // The first half of dispatch: writes the rows of x [plan.tokens(), hidden] to where they belong
+  // and returns without waiting for this step's peers. x must stay unchanged until finish().
+  // finish() waits for the rows of all peers. Throws misuse if `depth` dispatches are in flight.
+  class DispatchHandle {
+   public:
+    Received finish();
+
+   private:
+    friend class Exchange;
+    State* state_ = nullptr;
+    std::uint64_t step_ = 0;
+  };
+  [[nodiscard]] DispatchHandle dispatch_begin(const Plan& plan, ConstTensorView x,
+                                              const DispatchOptions& options = {});
+  Received dispatch(const Plan& plan, ConstTensorView x, const DispatchOptions& options = {});
+
+  // Where the experts may write the results of the oldest uncombined dispatch of `plan`, so that
+  // combine need not copy them: one result row for each received row, in the same places.
+  [[nodiscard]] TensorView combine_input(const Plan& plan);
+
+  // Stage 5. y holds one row for each received row of that dispatch (combine_input() or the
+  // caller's memory); out [plan.tokens(), hidden] gets the sums, exactly 0 for a token without
+  // expert. Pairs with the oldest uncombined dispatch of `plan`. combine_begin() returns without
+  // waiting for this step's peers; y and out must stay until finish().
+  class CombineHandle {
+   public:
+    void finish();
+
+   private:
+    friend class Exchange;
+    State* state_ = nullptr;
+    std::uint64_t step_ = 0;
+  };
+  [[nodiscard]] CombineHandle combine_begin(const Plan& plan, ConstTensorView y, TensorView out,
+                                            const CombineOptions& options = {});
+  void combine(const Plan& plan, ConstTensorView y, TensorView out, const CombineOptions& options = {});
+
+  // Frees the rows of a dispatch that no combine will follow. Without it they are freed on entering
+  // the dispatch that needs their generation. Collective in order, does not wait.
+  void release(const Received& received);
+
+  // Throws the first cause if the exchange has failed, here or on a peer. Local.
+  void check();
+
+  // Rows that arrived at each local slot, summed over all plans so far. Local.
+  [[nodiscard]] std::span<const std::int64_t> loads() const noexcept;
+  [[nodiscard]] Traffic traffic() const noexcept;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace wherry

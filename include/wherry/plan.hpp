@@ -1,0 +1,69 @@
+// Stage 2, plan: where every row of one routing goes. A plan is data: it holds this rank's send
+// offsets and its receive counts, and can be used by many dispatches and combines, or by none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace wherry {
+
+// The contents of a plan on the host. Rows are counted, never bytes.
+struct PlanData {
+  std::int64_t tokens = 0;
+  int topk = 0;
+
+  // What this rank sends, one entry per (token, k), [tokens, topk]. -1: no expert, or dropped.
+  std::vector<std::int32_t> dest;       // rank that holds the slot
+  std::vector<std::int32_t> slot;       // slot, global number
+  std::vector<std::int32_t> row;        // place among that rank's grouped rows (or its slots rows)
+  std::vector<std::int32_t> token_row;  // place among that rank's token rows
+  std::vector<float> weight;            // routing weight; 0 where dropped
+
+  // Set where choice k shares its row with an earlier choice of the same token (the same slot
+  // twice): the row travels once, both weights count. [tokens, topk]
+  std::vector<std::uint8_t> repeat;
+
+  // What this rank receives.
+  std::vector<std::int64_t> slot_counts;      // rows of each local slot
+  std::vector<std::int64_t> slot_begin;       // first row of each local slot, [slots_local + 1]
+  std::vector<std::int64_t> token_rows_from;  // token rows from each rank, [ranks]
+  std::int64_t rows_received = 0;             // sum of slot_counts
+  std::int64_t token_rows_received = 0;       // sum of token_rows_from
+
+  // What this rank sends, per destination rank, [ranks].
+  std::vector<std::int64_t> rows_to;        // (token, slot) rows
+  std::vector<std::int64_t> token_rows_to;  // (token, rank) rows
+
+  // Rows of this rank's tokens that found no room under Overflow::drop, per slot (all slots).
+  std::vector<std::int64_t> dropped;
+
+  [[nodiscard]] bool operator==(const PlanData&) const = default;
+  // A table a person can read; at most `max_tokens` tokens.
+  [[nodiscard]] std::string to_string(std::int64_t max_tokens = 16) const;
+};
+
+class Exchange;
+
+// Made by Exchange::make_plan(), filled by Exchange::plan(). Movable; must not outlive its exchange
+// in use, but may be destroyed after it.
+class Plan {
+ public:
+  Plan() = default;
+
+  [[nodiscard]] bool valid() const noexcept { return filled_; }
+  [[nodiscard]] std::int64_t tokens() const noexcept { return data_.tokens; }
+  // The contents; empty until filled.
+  [[nodiscard]] const PlanData& to_host() const noexcept { return data_; }
+
+ private:
+  friend class Exchange;
+  PlanData data_;
+  std::uint64_t exchange_id_ = 0;  // of the exchange that made it
+  std::uint64_t serial_ = 0;       // which plan() filled it; the same on every rank
+  bool filled_ = false;
+};
+
+}  // namespace wherry
