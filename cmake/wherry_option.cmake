@@ -56,10 +56,13 @@ function(wherry_option name gives probe)
 endfunction()
 
 function(wherry_print_summary)
+  set(sanitize "")
+  if(WHERRY_SANITIZE)
+    set(sanitize ", -fsanitize=${WHERRY_SANITIZE}")
+  endif()
   message(STATUS "")
   message(STATUS "Wherry ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, "
-                 "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
-                 "${wherry_sanitize_words}")
+                 "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}${sanitize}")
   get_property(options GLOBAL PROPERTY wherry_options)
   foreach(name IN LISTS options)
     foreach(field IN ITEMS asked found gives reason)

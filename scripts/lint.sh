@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# scripts/lint.sh [JOBS] [PATTERN]: clang-tidy 19 on the project's sources in the compile database
+# of the clang preset, those that match PATTERN where one is given.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+jobs=${1:-2}
+pattern=${2:-.}
+command -v clang-tidy-19 >/dev/null ||
+  { echo "clang-tidy-19 is missing: scripts/install_packages.sh ci" >&2; exit 2; }
+cmake --preset clang >/dev/null
+sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' build/clang/compile_commands.json |
+  grep -v "^${PWD}/build/" | grep -E "${pattern}" | sort -u |
+  xargs -r -d '\n' -P "${jobs}" -n 1 clang-tidy-19 --quiet -p build/clang 2> >(grep -v 'warnings\? generated' >&2)
