@@ -20,15 +20,23 @@ command -v debootstrap >/dev/null || die "debootstrap is missing: scripts/instal
 if [[ ${WHERRY_FRESH_INSIDE:-} != 1 ]]; then
   root=$(mktemp -d "${TMPDIR:-/var/tmp}/wherry-fresh.XXXXXX")
   chmod 755 "${root}"  # apt reads in it as the user _apt
+  child=
   cleanup() {
-    if [[ ${KEEP:-} == 1 ]]; then echo "kept: ${root}"; else rm -rf --one-file-system "${root}"; fi
+    set +e
+    # unshare ignores gentler signals; everything in the namespace dies with it.
+    if [[ -n ${child} ]]; then kill -KILL "${child}" 2>/dev/null; wait "${child}" 2>/dev/null; fi
+    if [[ ${KEEP:-} == 1 ]]; then echo "kept: ${root}"; else rm -rf --one-file-system "${root}"{,.log}; fi
   }
   trap cleanup EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
   WHERRY_FRESH_INSIDE=1 WHERRY_FRESH_ROOT="${root}" \
-    unshare --mount --pid --fork --kill-child --propagation private -- bash "$0" "$@"
-  exit
+    unshare --mount --pid --fork --kill-child --propagation private -- bash "$0" "$@" &
+  child=$!
+  result=0
+  wait "${child}" || result=$?
+  child=
+  exit "${result}"
 fi
 root=${WHERRY_FRESH_ROOT}
 mount -t proc proc /proc  # the tree's processes only, in our own namespace
@@ -44,7 +52,6 @@ export http_proxy=${http_proxy:-${proxy}} https_proxy=${https_proxy:-${proxy}}
 step "debootstrap ${suite}"
 debootstrap --variant=minbase "${suite}" "${root}" "${MIRROR}" >"${root}.log" 2>&1 ||
   { tail -20 "${root}.log" >&2; die "debootstrap failed"; }
-rm -f "${root}.log"
 
 # The network as this machine has it: apt's sources, keys, options, name resolution, certificates.
 rm -f "${root}/etc/apt/sources.list"
