@@ -14,5 +14,6 @@
   } while (false)
 
 // For arguments of functions that belong to no rank: bad_argument of `stage`.
-#define WHERRY_CHECK_ARGUMENT(cond, stage, ...) \
-  WHERRY_CHECK(cond, ::wherry::ErrorCode::bad_argument, (::wherry::Error::Where{(stage), -1, -1}), __VA_ARGS__)
+#define WHERRY_CHECK_ARGUMENT(cond, stage, ...)                                                    \
+  WHERRY_CHECK(cond, ::wherry::ErrorCode::bad_argument, (::wherry::Error::Where{(stage), -1, -1}), \
+               __VA_ARGS__)

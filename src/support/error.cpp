@@ -84,6 +84,9 @@ std::string sentence(ErrorCode code, const Error::Where& where, const std::strin
 }  // namespace
 
 Error::Error(ErrorCode code, Where where, const std::string& message)
-    : std::runtime_error(sentence(code, where, message)), code_(code), where_(where), message_(message) {}
+    : std::runtime_error(sentence(code, where, message)),
+      code_(code),
+      where_(where),
+      message_(message) {}
 
 }  // namespace wherry

@@ -1,0 +1,37 @@
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "group/board.hpp"
+#include "support/check.hpp"
+#include "wherry/group.hpp"
+
+namespace wherry {
+
+void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOptions& options) {
+  WHERRY_CHECK_ARGUMENT(ranks >= 1, Stage::startup, "ranks is {}; it must be at least 1", ranks);
+  const auto board = std::make_shared<Board>(ranks);
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto run = [&](int rank) {
+    Group group =
+        Group::from_allgather(rank, ranks, [board, rank, deadline = options.deadline](auto mine) {
+          return board->allgather(rank, mine, deadline);
+        });
+    try {
+      fn(group);
+    } catch (...) {
+      const std::scoped_lock lock(mutex);
+      if (first == nullptr) first = std::current_exception();
+    }
+    board->leave(rank);
+  };
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
+  threads.clear();  // joins
+  if (first != nullptr) std::rethrow_exception(first);
+}
+
+}  // namespace wherry
