@@ -34,13 +34,15 @@ inline constexpr std::uint64_t kRowAlignment = 16;       // bulk copies move mul
 inline constexpr std::uint64_t kSignalStride = 64;       // a cache line each: no false sharing
 inline constexpr int kCountGenerations = 2;              // design 5.5: plan p proves p-2 was read
 
-[[nodiscard]] WHERRY_HD constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) noexcept {
+[[nodiscard]] WHERRY_HD constexpr std::uint64_t round_up(std::uint64_t value,
+                                                         std::uint64_t multiple) noexcept {
   return (value + multiple - 1) / multiple * multiple;
 }
 
 // A signal word holds (epoch, count) so that one 64-bit store says both "step e is here" and "it
 // brought c rows". The epoch is in the high half: the word only grows.
-[[nodiscard]] WHERRY_HD constexpr std::uint64_t pack_signal(std::uint32_t epoch, std::uint32_t count) noexcept {
+[[nodiscard]] WHERRY_HD constexpr std::uint64_t pack_signal(std::uint32_t epoch,
+                                                            std::uint32_t count) noexcept {
   return (static_cast<std::uint64_t>(epoch) << 32) | count;
 }
 [[nodiscard]] WHERRY_HD constexpr std::uint32_t signal_epoch(std::uint64_t word) noexcept {
@@ -62,9 +64,10 @@ inline constexpr std::uint32_t kNumChannels = 4;
 // The first fault seen by this rank or told to it, and what waiting ranks need. Offsets are fixed:
 // a peer writes `fault` before it knows anything else.
 struct WindowHeader {
-  std::uint64_t fault;     // 0, or the first cause (pack_fault)
-  std::uint64_t waiting;   // 0, or what this rank sleeps for (pack_waiting): lets others find the root
-  std::uint32_t bell;      // futex word, rung when `sleepers` is not 0
+  std::uint64_t fault;  // 0, or the first cause (pack_fault)
+  std::uint64_t
+      waiting;         // 0, or what this rank sleeps for (pack_waiting): lets others find the root
+  std::uint32_t bell;  // futex word, rung when `sleepers` is not 0
   std::uint32_t sleepers;  // threads asleep on `bell`
 };
 
@@ -92,8 +95,9 @@ struct WindowParams {
   std::uint64_t num_slots = 0;  // of all ranks
   std::uint64_t topk = 0;
   std::uint64_t depth = 0;
-  std::uint64_t row_bytes = 0;     // of one row in `rows`
-  std::uint64_t result_bytes = 0;  // of one row in `results` and `partials`; 0: rows cannot be summed
+  std::uint64_t row_bytes = 0;  // of one row in `rows`
+  std::uint64_t result_bytes =
+      0;  // of one row in `results` and `partials`; 0: rows cannot be summed
   std::uint64_t row_capacity = 0;
   std::uint64_t token_row_capacity = 0;  // 0: no `tokens` region
   std::uint64_t result_capacity = 0;
@@ -117,9 +121,10 @@ struct WindowLayout {
   // The signal word in a window that `peer` writes.
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t signal(Channel channel, std::uint64_t generation,
                                                          std::uint64_t peer) const noexcept {
-    const std::uint64_t before = channel == Channel::counts ? 0
-                                                            : static_cast<std::uint64_t>(kCountGenerations) +
-                                                                  (static_cast<std::uint64_t>(channel) - 1) * depth;
+    const std::uint64_t before = channel == Channel::counts
+                                     ? 0
+                                     : static_cast<std::uint64_t>(kCountGenerations) +
+                                           (static_cast<std::uint64_t>(channel) - 1) * depth;
     return signals + ((before + generation) * ranks + peer) * kSignalStride;
   }
   // Counts of source rank `peer`: a CountHeader; the entries follow kCountHeaderBytes later.
@@ -127,24 +132,28 @@ struct WindowLayout {
                                                                 std::uint64_t peer) const noexcept {
     return counts + (generation * ranks + peer) * counts_stride;
   }
-  [[nodiscard]] WHERRY_HD constexpr std::uint64_t row(std::uint64_t generation, std::uint64_t at) const noexcept {
+  [[nodiscard]] WHERRY_HD constexpr std::uint64_t row(std::uint64_t generation,
+                                                      std::uint64_t at) const noexcept {
     return rows + (generation * row_capacity + at) * row_pitch;
   }
-  [[nodiscard]] WHERRY_HD constexpr std::uint64_t scalar(std::uint64_t generation, std::uint64_t at) const noexcept {
+  [[nodiscard]] WHERRY_HD constexpr std::uint64_t scalar(std::uint64_t generation,
+                                                         std::uint64_t at) const noexcept {
     return scalars + (generation * scalar_capacity + at) * sizeof(float);
   }
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t token_entries(std::uint64_t generation,
                                                                 std::uint64_t at) const noexcept {
     return tokens + (generation * token_row_capacity + at) * topk * sizeof(TokenEntry);
   }
-  [[nodiscard]] WHERRY_HD constexpr std::uint64_t result(std::uint64_t generation, std::uint64_t at) const noexcept {
+  [[nodiscard]] WHERRY_HD constexpr std::uint64_t result(std::uint64_t generation,
+                                                         std::uint64_t at) const noexcept {
     return results + (generation * result_capacity + at) * result_pitch;
   }
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t result_scalar(std::uint64_t generation,
                                                                 std::uint64_t at) const noexcept {
     return result_scalars + (generation * scalar_capacity + at) * sizeof(float);
   }
-  [[nodiscard]] WHERRY_HD constexpr std::uint64_t partial(std::uint64_t generation, std::uint64_t at) const noexcept {
+  [[nodiscard]] WHERRY_HD constexpr std::uint64_t partial(std::uint64_t generation,
+                                                          std::uint64_t at) const noexcept {
     return partials + (generation * partial_capacity + at) * result_pitch;
   }
 };
@@ -155,7 +164,8 @@ struct WindowLayout {
   l.topk = p.topk;
   l.depth = p.depth;
   l.num_count_entries = p.num_slots + p.ranks;
-  l.counts_stride = round_up(kCountHeaderBytes + l.num_count_entries * sizeof(std::int32_t), kSignalStride);
+  l.counts_stride =
+      round_up(kCountHeaderBytes + l.num_count_entries * sizeof(std::int32_t), kSignalStride);
   l.row_bytes = p.row_bytes;
   l.row_pitch = round_up(p.row_bytes, kRowAlignment);
   l.row_capacity = p.row_capacity;
@@ -194,13 +204,15 @@ struct Fault {
   std::uint32_t step = 0;      // low 16 bits of the step
 };
 [[nodiscard]] WHERRY_HD constexpr std::uint64_t pack_fault(const Fault& f) noexcept {
-  return (static_cast<std::uint64_t>(f.cause & 0xFFU) << 56) | (static_cast<std::uint64_t>(f.stage & 0xFFU) << 48) |
+  return (static_cast<std::uint64_t>(f.cause & 0xFFU) << 56) |
+         (static_cast<std::uint64_t>(f.stage & 0xFFU) << 48) |
          (static_cast<std::uint64_t>(f.blamed & 0xFFFFU) << 32) |
          (static_cast<std::uint64_t>(f.reporter & 0xFFFFU) << 16) | (f.step & 0xFFFFU);
 }
 [[nodiscard]] WHERRY_HD constexpr Fault unpack_fault(std::uint64_t word) noexcept {
   return {static_cast<std::uint32_t>(word >> 56), static_cast<std::uint32_t>(word >> 48) & 0xFFU,
-          static_cast<std::uint32_t>(word >> 32) & 0xFFFFU, static_cast<std::uint32_t>(word >> 16) & 0xFFFFU,
+          static_cast<std::uint32_t>(word >> 32) & 0xFFFFU,
+          static_cast<std::uint32_t>(word >> 16) & 0xFFFFU,
           static_cast<std::uint32_t>(word) & 0xFFFFU};
 }
 
@@ -212,7 +224,8 @@ struct Waiting {
   std::uint32_t epoch = 0;
 };
 [[nodiscard]] WHERRY_HD constexpr std::uint64_t pack_waiting(const Waiting& w) noexcept {
-  return (static_cast<std::uint64_t>(w.peer + 1) << 48) | (static_cast<std::uint64_t>(w.channel & 0xFU) << 44) |
+  return (static_cast<std::uint64_t>(w.peer + 1) << 48) |
+         (static_cast<std::uint64_t>(w.channel & 0xFU) << 44) |
          (static_cast<std::uint64_t>(w.generation & 0xFFFU) << 32) | w.epoch;
 }
 [[nodiscard]] WHERRY_HD constexpr Waiting unpack_waiting(std::uint64_t word) noexcept {

@@ -1,0 +1,43 @@
+// Which kernel sets there are, and how one is chosen.
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kernels/reference/reference.hpp"
+#include "kernels/stages.hpp"
+#include "support/check.hpp"
+
+namespace wherry::kernels {
+
+namespace {
+
+constexpr KernelSet kReference{"reference",
+                               reference::dispatch_send,
+                               reference::dispatch_recv,
+                               reference::combine_send,
+                               reference::combine_recv,
+                               reference::copy_row};
+
+}  // namespace
+
+std::span<const KernelSet> available() {
+  static const std::vector<KernelSet> sets{kReference};
+  return sets;
+}
+
+const KernelSet& find(std::string_view name) {
+  const char* from_environment = std::getenv("WHERRY_KERNELS");
+  if (name.empty() && from_environment != nullptr) name = from_environment;
+  const std::span<const KernelSet> sets = available();
+  if (name.empty()) return sets.front();
+  std::string names;
+  for (const KernelSet& set : sets) {
+    if (set.name == name) return set;
+    names += names.empty() ? "" : ", ";
+    names += set.name;
+  }
+  throw Error(ErrorCode::unsupported, {Stage::startup, -1, -1},
+              fmt::format("no kernel set is named '{}'; this machine has: {}", name, names));
+}
+
+}  // namespace wherry::kernels

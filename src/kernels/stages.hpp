@@ -1,0 +1,162 @@
+// What each stage's kernel takes and which kernel sets there are. The first of the two seams: what
+// is done to memory that can be addressed. Arguments are plain data, so that host and device
+// kernels can take the same.
+//
+// A kernel works on the range [begin, end) it is given (tokens or token rows); ranges of one call
+// are disjoint, so several threads may run the same stage at once. When a kernel returns, its
+// writes are ordered before a following release store (streaming stores are fenced).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/layout.hpp"
+#include "wherry/exchange.hpp"
+#include "wherry/types.hpp"
+
+namespace wherry::kernels {
+
+// The send side of a plan, [tokens, topk] each; see PlanData.
+struct PlanArrays {
+  std::int64_t tokens = 0;
+  int topk = 0;
+  const std::int32_t* dest = nullptr;
+  const std::int32_t* row = nullptr;
+  const std::int32_t* token_row = nullptr;
+  const float* weight = nullptr;
+  const std::uint8_t* repeat = nullptr;
+};
+
+// Where memory is: all windows have the same layout.
+struct Windows {
+  layout::WindowLayout layout{};
+  std::byte* const* base = nullptr;  // [ranks], this rank's address of each window
+  int rank = 0;
+  int ranks = 0;
+  std::uint64_t generation = 0;
+};
+
+// What the configuration asks of the kernels.
+struct Mode {
+  Layout layout = Layout::grouped;
+  Reduction reduction = Reduction::by_token;
+  Weights weights = Weights::multiply;
+  DType dtype = DType::bf16;
+  std::int64_t hidden = 0;
+
+  // One payload row per (token, rank) instead of per (token, slot).
+  [[nodiscard]] constexpr bool sends_token_rows() const noexcept {
+    return layout == Layout::tokens;
+  }
+  // TokenEntry records travel with the rows: the receiver must know which rows make a token.
+  [[nodiscard]] constexpr bool sends_entries() const noexcept {
+    return layout == Layout::tokens || reduction == Reduction::by_rank;
+  }
+  // The expert's rank sums what it has of a token before it goes home.
+  [[nodiscard]] constexpr bool sums_partials() const noexcept {
+    return reduction == Reduction::by_rank && layout != Layout::tokens;
+  }
+};
+
+// dispatch_send, over tokens: x row t to its places in the peers' windows.
+struct DispatchSend {
+  Windows windows;
+  PlanArrays plan;
+  Mode mode;
+  const std::byte* x = nullptr;
+  std::int64_t x_pitch = 0;
+  const float* row_scalars = nullptr;  // [tokens, topk] or null
+};
+
+// dispatch_recv, over local slots: zero the alignment padding between segments (grouped), or list
+// the rows that each grouped position gathers (tokens).
+struct DispatchRecv {
+  Windows windows;
+  Mode mode;
+  std::span<const std::int64_t> slot_counts;
+  std::span<const std::int64_t> slot_begin;
+  std::int64_t token_rows = 0;
+  int topk = 0;
+  Received::TokenChoice* choices = nullptr;  // [token_rows, topk], tokens only
+  std::int32_t* gather = nullptr;            // [slot_begin.back()], tokens only
+};
+
+// combine_send, over token rows: sum the results of each token row into its partial (by_rank).
+struct CombineSend {
+  Windows windows;
+  Mode mode;
+  int topk = 0;
+};
+
+// combine_recv, over tokens: pull the results home and sum them into out.
+struct CombineRecv {
+  Windows windows;
+  PlanArrays plan;
+  Mode mode;
+  std::byte* out = nullptr;
+  std::int64_t out_pitch = 0;
+  const std::byte* addend = nullptr;  // or null
+  std::int64_t addend_pitch = 0;
+  float* scalars_out = nullptr;  // [tokens, topk] or null
+};
+
+// Payload rows a kernel has really moved: counted where they move, so that tests can hold them
+// against the plan.
+struct Moved {
+  std::int64_t rows = 0;       // all
+  std::int64_t link_rows = 0;  // those that went to or came from another rank
+};
+
+struct KernelSet {
+  std::string_view name;
+  Moved (*dispatch_send)(const DispatchSend&, std::int64_t begin, std::int64_t end);
+  void (*dispatch_recv)(const DispatchRecv&);
+  void (*combine_send)(const CombineSend&, std::int64_t begin, std::int64_t end);
+  Moved (*combine_recv)(const CombineRecv&, std::int64_t begin, std::int64_t end);
+  // Plain copy of `rows` rows, as dispatch_send copies them; benchmarks measure the floor with it.
+  void (*copy_row)(std::byte* to, const std::byte* from, std::int64_t bytes);
+};
+
+// All sets this machine can run, the best first; `reference` is always the last.
+[[nodiscard]] std::span<const KernelSet> available();
+// By name; empty: the environment variable WHERRY_KERNELS, else the best. Throws unsupported,
+// listing the names that exist.
+[[nodiscard]] const KernelSet& find(std::string_view name);
+
+// The places of a token's results at home, in summation order: (peer, row) pairs, by_rank ascending
+// in rank. Writes at most plan.topk entries; returns how many.
+struct Source {
+  std::int32_t peer;
+  std::int32_t row;
+  float weight;
+};
+[[nodiscard]] inline int sources_of(const PlanArrays& plan, const Mode& mode, std::int64_t token,
+                                    Source* sources) noexcept {
+  const std::int64_t first = token * plan.topk;
+  int count = 0;
+  for (std::int64_t at = first; at < first + plan.topk; ++at) {
+    if (plan.row[at] < 0) continue;
+    if (mode.reduction == Reduction::by_token) {
+      if (mode.weights == Weights::caller) {
+        // A row that serves two choices was multiplied by both weights already: count it once.
+        if (plan.repeat[at] == 0) sources[count++] = {plan.dest[at], plan.row[at], 1.0F};
+      } else {
+        sources[count++] = {plan.dest[at], plan.row[at], plan.weight[at]};
+      }
+      continue;
+    }
+    // Insert by rank, once each: topk is small and the list nearly sorted.
+    int place = count;
+    while (place > 0 && sources[place - 1].peer > plan.dest[at]) --place;
+    if (place > 0 && sources[place - 1].peer == plan.dest[at]) continue;
+    for (int i = count; i > place; --i) sources[i] = sources[i - 1];
+    sources[place] = {plan.dest[at], plan.token_row[at], 1.0F};
+    ++count;
+  }
+  return count;
+}
+inline constexpr int kMaxTopk = 64;
+
+}  // namespace wherry::kernels
