@@ -46,7 +46,12 @@ enum class ErrorCode : std::uint8_t {
   internal,
 };
 
-enum class Remedy : std::uint8_t { fix_the_call, rebuild_the_exchange, replace_the_peer, bug_in_wherry };
+enum class Remedy : std::uint8_t {
+  fix_the_call,
+  rebuild_the_exchange,
+  replace_the_peer,
+  bug_in_wherry
+};
 
 [[nodiscard]] Remedy remedy(ErrorCode code) noexcept;
 [[nodiscard]] std::string_view name(ErrorCode code) noexcept;

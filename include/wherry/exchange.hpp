@@ -50,18 +50,21 @@ struct ExchangeConfig {
   std::int64_t max_tokens = 0;  // most tokens any rank brings to one plan, >= 1
   DType dtype = DType::bf16;    // of x, y and out
   Layout layout = Layout::grouped;
-  std::optional<Reduction> reduction = std::nullopt;  // default: by_rank for grouped and tokens, by_token for slots
+  std::optional<Reduction> reduction =
+      std::nullopt;  // default: by_rank for grouped and tokens, by_token for slots
   Weights weights = Weights::multiply;
-  std::optional<Placement> placement = std::nullopt;  // default: Placement::contiguous(experts, ranks)
-  std::int64_t receive_rows = 0;   // grouped, tokens: most rows a rank accepts; 0: as many as can come
+  std::optional<Placement> placement =
+      std::nullopt;  // default: Placement::contiguous(experts, ranks)
+  std::int64_t receive_rows =
+      0;  // grouped, tokens: most rows a rank accepts; 0: as many as can come
   std::int64_t rows_per_slot = 0;  // slots: rows each slot accepts; 0: as many as can come
   Overflow overflow = Overflow::error;
-  int alignment = 1;                     // grouped: each slot's segment is a multiple of this many rows
-  int depth = 1;                         // dispatches that may be in flight at once, 1..16
-  Seconds deadline = kDefaultDeadline;   // of every wait
-  int num_threads = 1;                   // threads this rank copies and sums with
-  bool populate = true;                  // touch window pages at construction, not in the first steps
-  std::string kernels;                   // kernel set by name; empty: WHERRY_KERNELS, else the best
+  int alignment = 1;  // grouped: each slot's segment is a multiple of this many rows
+  int depth = 1;      // dispatches that may be in flight at once, 1..16
+  Seconds deadline = kDefaultDeadline;  // of every wait
+  int num_threads = 1;                  // threads this rank copies and sums with
+  bool populate = true;      // touch window pages at construction, not in the first steps
+  std::string kernels = {};  // kernel set by name; empty: WHERRY_KERNELS, else the best
 
   [[nodiscard]] Reduction effective_reduction() const noexcept;
   // Bytes of the window every rank registers, exactly. Throws bad_argument as the constructor does.
@@ -78,14 +81,17 @@ struct Received {
   // `slots`, rows beyond a slot's count are unspecified.
   TensorView rows;
   std::span<const std::int64_t> slot_counts;  // rows of each local slot, without padding
-  std::span<const std::int64_t> slot_begin;   // first (grouped) row of each local slot, [slots_local + 1]
-  std::span<const float> row_scalars;         // one a row if the senders gave them, else empty
+  std::span<const std::int64_t>
+      slot_begin;                      // first (grouped) row of each local slot, [slots_local + 1]
+  std::span<const float> row_scalars;  // one a row if the senders gave them, else empty
 
   // tokens only. One TokenChoice per (row, k), in k order: the local slot it was sent to (-1: this
-  // choice is elsewhere) and its weight; and for each grouped position the row to gather.
+  // choice is elsewhere), its weight, and its position if the rows were grouped (which is where a
+  // gathered GEMM leaves its result); and for each grouped position the row to gather.
   struct TokenChoice {
     std::int32_t local_slot;
     float weight;
+    std::int32_t position;
   };
   std::span<const TokenChoice> choices;  // [token rows, topk]
   std::span<const std::int32_t> gather;  // [slot_begin.back()], row of each grouped position
@@ -109,8 +115,8 @@ struct CombineOptions {
 // Traffic of this rank since construction, in rows and bytes of payload. `link` counts what went
 // to or came from another rank; the rest stayed at home.
 struct Traffic {
-  std::uint64_t dispatch_rows = 0, dispatch_bytes = 0, dispatch_link_bytes = 0;
-  std::uint64_t combine_rows = 0, combine_bytes = 0, combine_link_bytes = 0;
+  std::int64_t dispatch_rows = 0, dispatch_bytes = 0, dispatch_link_bytes = 0;
+  std::int64_t combine_rows = 0, combine_bytes = 0, combine_link_bytes = 0;
 };
 
 // A collective object: constructed, used and destroyed by every rank of the group, with the halves
@@ -181,7 +187,8 @@ class Exchange {
   };
   [[nodiscard]] CombineHandle combine_begin(const Plan& plan, ConstTensorView y, TensorView out,
                                             const CombineOptions& options = {});
-  void combine(const Plan& plan, ConstTensorView y, TensorView out, const CombineOptions& options = {});
+  void combine(const Plan& plan, ConstTensorView y, TensorView out,
+               const CombineOptions& options = {});
 
   // Frees the rows of a dispatch that no combine will follow. Without it they are freed on entering
   // the dispatch that needs their generation. Collective in order, does not wait.

@@ -50,7 +50,7 @@ class Group {
 };
 
 struct RunOptions {
-  Seconds deadline = kDefaultDeadline;            // of every collective of the group itself
+  Seconds deadline = kDefaultDeadline;           // of every collective of the group itself
   const std::atomic<bool>* cancelled = nullptr;  // when it turns true, ranks are ended
 };
 
@@ -64,6 +64,7 @@ void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOpti
 // or a death in a child is rethrown here: the exception that came first; a rank killed by a signal
 // is peer_failed naming it. If `cancelled` turns true, the children are killed and
 // ErrorCode::interrupted is thrown.
-void run_processes(int ranks, const std::function<void(Group&)>& fn, const RunOptions& options = {});
+void run_processes(int ranks, const std::function<void(Group&)>& fn,
+                   const RunOptions& options = {});
 
 }  // namespace wherry

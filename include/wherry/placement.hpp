@@ -21,11 +21,14 @@ class Placement {
   [[nodiscard]] static Placement from_slots(int experts, std::vector<int> slot_to_expert,
                                             std::vector<int> slot_begin);
 
-  [[nodiscard]] int num_experts() const noexcept { return static_cast<int>(expert_begin_.size()) - 1; }
+  [[nodiscard]] int num_experts() const noexcept {
+    return static_cast<int>(expert_begin_.size()) - 1;
+  }
   [[nodiscard]] int num_slots() const noexcept { return static_cast<int>(slot_to_expert_.size()); }
   [[nodiscard]] int num_ranks() const noexcept { return static_cast<int>(slot_begin_.size()) - 1; }
   [[nodiscard]] int num_local_slots(int rank) const noexcept {
-    return slot_begin_[static_cast<std::size_t>(rank) + 1] - slot_begin_[static_cast<std::size_t>(rank)];
+    return slot_begin_[static_cast<std::size_t>(rank) + 1] -
+           slot_begin_[static_cast<std::size_t>(rank)];
   }
   [[nodiscard]] int max_local_slots() const noexcept;
 

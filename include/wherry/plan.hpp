@@ -30,6 +30,7 @@ struct PlanData {
   std::vector<std::int64_t> slot_counts;      // rows of each local slot
   std::vector<std::int64_t> slot_begin;       // first row of each local slot, [slots_local + 1]
   std::vector<std::int64_t> token_rows_from;  // token rows from each rank, [ranks]
+  std::vector<std::int64_t> rows_from;        // (token, slot) rows from each rank, [ranks]
   std::int64_t rows_received = 0;             // sum of slot_counts
   std::int64_t token_rows_received = 0;       // sum of token_rows_from
 

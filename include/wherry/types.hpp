@@ -34,7 +34,9 @@ struct BasicTensorView {
   std::int64_t cols = 0;
   std::int64_t pitch_bytes = 0;
 
-  [[nodiscard]] constexpr std::int64_t row_bytes() const noexcept { return cols * dtype_bytes(dtype); }
+  [[nodiscard]] constexpr std::int64_t row_bytes() const noexcept {
+    return cols * dtype_bytes(dtype);
+  }
   [[nodiscard]] constexpr std::int64_t pitch() const noexcept {
     return pitch_bytes != 0 ? pitch_bytes : row_bytes();
   }
@@ -76,13 +78,21 @@ struct Routing {
 
   Routing() = default;
   Routing(const std::int32_t* ids_in, const float* weights_in, std::int64_t tokens_in, int topk_in)
-      : ids(ids_in), weights(weights_in), tokens(tokens_in), topk(topk_in) {}
+      : ids(ids_in),
+        weights(weights_in),
+        tokens(tokens_in),
+        topk(topk_in) {}
   Routing(const std::int64_t* ids_in, const float* weights_in, std::int64_t tokens_in, int topk_in)
-      : ids(ids_in), weights(weights_in), tokens(tokens_in), topk(topk_in), ids_are_int64(true) {}
+      : ids(ids_in),
+        weights(weights_in),
+        tokens(tokens_in),
+        topk(topk_in),
+        ids_are_int64(true) {}
 
   [[nodiscard]] std::int64_t id(std::int64_t token, int k) const noexcept {
     const std::int64_t at = token * topk + k;
-    return ids_are_int64 ? static_cast<const std::int64_t*>(ids)[at] : static_cast<const std::int32_t*>(ids)[at];
+    return ids_are_int64 ? static_cast<const std::int64_t*>(ids)[at]
+                         : static_cast<const std::int32_t*>(ids)[at];
   }
   [[nodiscard]] float weight(std::int64_t token, int k) const noexcept {
     return weights != nullptr ? weights[token * topk + k] : 1.0F;

@@ -9,7 +9,8 @@
 namespace wherry {
 
 Placement Placement::contiguous(int experts, int ranks) {
-  WHERRY_CHECK_ARGUMENT(experts >= 1, Stage::placement, "experts is {}; it must be at least 1", experts);
+  WHERRY_CHECK_ARGUMENT(experts >= 1, Stage::placement, "experts is {}; it must be at least 1",
+                        experts);
   WHERRY_CHECK_ARGUMENT(ranks >= 1, Stage::placement, "ranks is {}; it must be at least 1", ranks);
   std::vector<int> slot_to_expert(static_cast<std::size_t>(experts));
   std::iota(slot_to_expert.begin(), slot_to_expert.end(), 0);
@@ -21,21 +22,24 @@ Placement Placement::contiguous(int experts, int ranks) {
   return from_slots(experts, std::move(slot_to_expert), std::move(slot_begin));
 }
 
-Placement Placement::from_slots(int experts, std::vector<int> slot_to_expert, std::vector<int> slot_begin) {
-  WHERRY_CHECK_ARGUMENT(experts >= 1, Stage::placement, "experts is {}; it must be at least 1", experts);
-  WHERRY_CHECK_ARGUMENT(slot_begin.size() >= 2 && slot_begin.front() == 0 &&
-                            slot_begin.back() == static_cast<int>(slot_to_expert.size()) &&
-                            std::is_sorted(slot_begin.begin(), slot_begin.end()),
-                        Stage::placement,
-                        "slot_begin must rise from 0 to the number of slots ({}), with one entry more than ranks",
-                        slot_to_expert.size());
+Placement Placement::from_slots(int experts, std::vector<int> slot_to_expert,
+                                std::vector<int> slot_begin) {
+  WHERRY_CHECK_ARGUMENT(experts >= 1, Stage::placement, "experts is {}; it must be at least 1",
+                        experts);
+  WHERRY_CHECK_ARGUMENT(
+      slot_begin.size() >= 2 && slot_begin.front() == 0 &&
+          slot_begin.back() == static_cast<int>(slot_to_expert.size()) &&
+          std::is_sorted(slot_begin.begin(), slot_begin.end()),
+      Stage::placement,
+      "slot_begin must rise from 0 to the number of slots ({}), with one entry more than ranks",
+      slot_to_expert.size());
   Placement p;
   p.expert_begin_.assign(static_cast<std::size_t>(experts) + 1, 0);
   for (std::size_t s = 0; s < slot_to_expert.size(); ++s) {
     const int expert = slot_to_expert[s];
     WHERRY_CHECK_ARGUMENT(expert >= -1 && expert < experts, Stage::placement,
-                          "slot {} holds expert {}; allowed are 0..{} and -1 for an empty slot", s, expert,
-                          experts - 1);
+                          "slot {} holds expert {}; allowed are 0..{} and -1 for an empty slot", s,
+                          expert, experts - 1);
     if (expert >= 0) ++p.expert_begin_[static_cast<std::size_t>(expert) + 1];
   }
   for (int e = 0; e < experts; ++e) {

@@ -1,0 +1,121 @@
+// Stage 5: combine and its halves.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "exchange/state.hpp"
+#include "support/check.hpp"
+
+namespace wherry {
+
+using layout::Channel;
+
+TensorView Exchange::combine_input(const Plan& plan) {
+  State& s = *state_;
+  s.check();
+  s.check_plan(plan, Stage::combine_send);
+  const Generation* g = s.oldest_uncombined(plan.serial_);
+  WHERRY_CHECK(g != nullptr, ErrorCode::misuse, State::where(Stage::combine_send, s.rank),
+               "no finished dispatch of this plan waits for its combine");
+  TensorView view;
+  view.data = s.window.own() + s.window.layout().result(s.generation_of(g->step), 0);
+  view.dtype = s.config.dtype;
+  view.rows = s.payload_rows(*g);
+  view.cols = s.config.hidden;
+  view.pitch_bytes = static_cast<std::int64_t>(s.window.layout().result_pitch);
+  return view;
+}
+
+void Exchange::State::copy_results(const Generation& g, const ConstTensorView& y) {
+  const layout::WindowLayout& l = window.layout();
+  const std::uint64_t index = generation_of(g.step);
+  if (y.data == window.own() + l.result(index, 0)) return;  // combine_input(): it is there already
+  const auto copy = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      std::memcpy(window.own() + l.result(index, static_cast<std::uint64_t>(row)), y.row(row),
+                  l.result_bytes);
+    }
+  };
+  if (mode.sends_token_rows()) {
+    team.split(g.token_rows, copy);
+    return;
+  }
+  for (std::size_t slot = 0; slot < g.slot_counts.size(); ++slot) {
+    team.split(g.slot_counts[slot], [&](std::int64_t begin, std::int64_t end) {
+      copy(g.slot_begin[slot] + begin, g.slot_begin[slot] + end);
+    });
+  }
+}
+
+Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorView y, TensorView out,
+                                                const CombineOptions& options) {
+  State& s = *state_;
+  s.check();
+  s.check_plan(plan, Stage::combine_send);
+  WHERRY_CHECK(s.config.dtype != DType::raw, ErrorCode::unsupported,
+               State::where(Stage::combine_send, s.rank),
+               "rows of dtype raw are opaque bytes and cannot be summed");
+  Generation* g = s.oldest_uncombined(plan.serial_);
+  WHERRY_CHECK(g != nullptr, ErrorCode::misuse, State::where(Stage::combine_send, s.rank),
+               "no finished dispatch of this plan waits for its combine");
+  s.check_tensor(Stage::combine_send, g->step, "y", y, s.payload_rows(*g));
+  s.check_tensor(Stage::combine_send, g->step, "out", out, plan.tokens());
+  if (options.addend.data != nullptr) {
+    s.check_tensor(Stage::combine_send, g->step, "addend", options.addend, plan.tokens());
+  }
+  const std::uint64_t index = s.generation_of(g->step);
+  const layout::WindowLayout& l = s.window.layout();
+  s.copy_results(*g, y);
+  if (options.row_scalars != nullptr) {
+    std::memcpy(s.window.own() + l.result_scalar(index, 0), options.row_scalars,
+                static_cast<std::size_t>(g->slot_begin.back()) * sizeof(float));
+  }
+  if (s.mode.sums_partials()) {
+    const kernels::CombineSend send{s.windows(index), s.mode, s.config.topk};
+    s.team.split(g->token_rows,
+                 [&](auto begin, auto end) { s.kernels->combine_send(send, begin, end); });
+  }
+  std::fill(s.signal_counts.begin(), s.signal_counts.end(),
+            static_cast<std::uint32_t>(s.payload_rows(*g)));
+  ++g->combine_epoch;
+  s.window.signal_all({Channel::combine, index, g->combine_epoch}, s.signal_counts);
+
+  g->phase = Phase::combining;
+  g->pending = {s.windows(index),
+                arrays(plan.to_host()),
+                s.mode,
+                static_cast<std::byte*>(out.data),
+                out.pitch(),
+                static_cast<const std::byte*>(options.addend.data),
+                options.addend.pitch(),
+                options.scalars_out};
+  CombineHandle handle;
+  handle.state_ = &s;
+  handle.step_ = g->step;
+  return handle;
+}
+
+void Exchange::CombineHandle::finish() {
+  WHERRY_CHECK(state_ != nullptr, ErrorCode::misuse, State::where(Stage::combine_recv, -1),
+               "finish() was called twice, or on a handle that no combine_begin() returned");
+  State& s = *std::exchange(state_, nullptr);
+  Generation& g = s.at_step(step_);
+  s.window.wait_all({Channel::combine, s.generation_of(step_), g.combine_epoch},
+                    {Stage::combine_recv, step_}, s.signal_counts);
+  const kernels::CombineRecv recv = g.pending;
+  const kernels::Moved moved = s.split(recv.plan.tokens, [&](auto begin, auto end) {
+    return s.kernels->combine_recv(recv, begin, end);
+  });
+  const auto result_bytes = static_cast<std::int64_t>(s.window.layout().result_bytes);
+  s.traffic.combine_rows += moved.rows;
+  s.traffic.combine_bytes += moved.rows * result_bytes;
+  s.traffic.combine_link_bytes += moved.link_rows * result_bytes;
+  g.phase = Phase::combined;
+}
+
+void Exchange::combine(const Plan& plan, ConstTensorView y, TensorView out,
+                       const CombineOptions& options) {
+  combine_begin(plan, y, out, options).finish();
+}
+
+}  // namespace wherry

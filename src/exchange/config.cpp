@@ -1,0 +1,189 @@
+#include "exchange/config.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "support/check.hpp"
+
+namespace wherry {
+
+std::string_view name(Layout layout) noexcept {
+  switch (layout) {
+    case Layout::grouped: return "grouped";
+    case Layout::tokens: return "tokens";
+    case Layout::slots: return "slots";
+  }
+  return "grouped";
+}
+
+std::string_view name(Reduction reduction) noexcept {
+  switch (reduction) {
+    case Reduction::by_token: return "by_token";
+    case Reduction::by_rank: return "by_rank";
+  }
+  return "by_token";
+}
+
+std::string_view name(Overflow overflow) noexcept {
+  switch (overflow) {
+    case Overflow::error: return "error";
+    case Overflow::drop: return "drop";
+  }
+  return "error";
+}
+
+std::string_view name(Weights weights) noexcept {
+  switch (weights) {
+    case Weights::multiply: return "multiply";
+    case Weights::caller: return "caller";
+  }
+  return "multiply";
+}
+
+Reduction ExchangeConfig::effective_reduction() const noexcept {
+  return reduction.value_or(layout == Layout::slots ? Reduction::by_token : Reduction::by_rank);
+}
+
+namespace {
+
+constexpr int kMaxDepth = 16;
+constexpr int kMaxRanks = 65535;  // a fault word names a rank in 16 bits
+
+}  // namespace
+
+void check_config(const ExchangeConfig& c, int rank, int ranks) {
+  const auto require = [rank](bool good, const std::string& problem) {
+    if (!good) throw Error(ErrorCode::bad_argument, {Stage::startup, rank, -1}, problem);
+  };
+  require(ranks <= kMaxRanks,
+          fmt::format("the group has {} ranks; at most {} are allowed", ranks, kMaxRanks));
+  require(c.experts >= 1, fmt::format("experts is {}; it must be at least 1", c.experts));
+  require(c.topk >= 1 && c.topk <= kernels::kMaxTopk,
+          fmt::format("topk is {}; it must lie in 1..{}", c.topk, kernels::kMaxTopk));
+  require(c.hidden >= 1, fmt::format("hidden is {}; it must be at least 1", c.hidden));
+  require(c.max_tokens >= 1, fmt::format("max_tokens is {}; it must be at least 1", c.max_tokens));
+  require(
+      c.layout != Layout::tokens || c.effective_reduction() == Reduction::by_rank,
+      "layout tokens goes with reduction by_rank: the caller sums what its rank has of a token");
+  require(c.layout != Layout::tokens || c.overflow == Overflow::error,
+          "layout tokens goes with overflow error: a dropped row would leave holes in its slots");
+  require(
+      c.receive_rows >= 0,
+      fmt::format("receive_rows is {}; it must be at least 1, or 0 for no limit", c.receive_rows));
+  require(c.receive_rows == 0 || c.layout != Layout::slots,
+          "receive_rows is for grouped and tokens; slots has rows_per_slot");
+  require(c.rows_per_slot >= 0,
+          fmt::format("rows_per_slot is {}; it must be at least 1, or 0 for no limit",
+                      c.rows_per_slot));
+  require(c.rows_per_slot == 0 || c.layout == Layout::slots,
+          "rows_per_slot is for layout slots; others have receive_rows");
+  require(c.alignment >= 1, fmt::format("alignment is {}; it must be at least 1", c.alignment));
+  require(c.alignment == 1 || c.layout == Layout::grouped, "alignment is for layout grouped");
+  require(c.depth >= 1 && c.depth <= kMaxDepth,
+          fmt::format("depth is {}; it must lie in 1..{}", c.depth, kMaxDepth));
+  require(c.deadline.count() > 0,
+          fmt::format("deadline is {} s; it must be positive", c.deadline.count()));
+  require(c.num_threads >= 1,
+          fmt::format("num_threads is {}; it must be at least 1", c.num_threads));
+  if (c.placement.has_value()) {
+    require(c.placement->num_experts() == c.experts,
+            fmt::format("placement has {} experts; experts is {}", c.placement->num_experts(),
+                        c.experts));
+    require(
+        c.placement->num_ranks() == ranks,
+        fmt::format("placement has {} ranks; the group has {}", c.placement->num_ranks(), ranks));
+  }
+  const Placement placement = placement_of(c, ranks);
+  const Capacity capacity = capacity_of(c, placement);
+  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
+  const std::uint64_t most =
+      std::max({capacity.params.row_capacity, capacity.params.scalar_capacity,
+                capacity.params.token_row_capacity});
+  require(most <= kMost,
+          fmt::format("up to {} rows could arrive at a rank; at most {} can be numbered: lower "
+                      "max_tokens, or set receive_rows or rows_per_slot",
+                      most, kMost));
+}
+
+Placement placement_of(const ExchangeConfig& config, int ranks) {
+  return config.placement.has_value() ? *config.placement
+                                      : Placement::contiguous(config.experts, ranks);
+}
+
+Capacity capacity_of(const ExchangeConfig& config, const Placement& placement) {
+  const std::int64_t ranks = placement.num_ranks();
+  const std::int64_t slots = placement.max_local_slots();
+  const std::int64_t most_token_rows = config.max_tokens * ranks;
+  const std::int64_t rows_per_token = std::min<std::int64_t>(config.topk, slots);
+  const auto limited = [&config](std::int64_t most) {
+    return config.receive_rows > 0 ? std::min(config.receive_rows, most) : most;
+  };
+  const auto size = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
+  Capacity c;
+  layout::WindowParams& p = c.params;
+  switch (config.layout) {
+    case Layout::grouped:
+      c.limit = limited(most_token_rows * rows_per_token);
+      p.row_capacity = size(c.limit + slots * (config.alignment - 1));
+      p.scalar_capacity = p.row_capacity;
+      break;
+    case Layout::tokens:
+      c.limit = limited(most_token_rows);
+      p.row_capacity = size(c.limit);
+      p.scalar_capacity = size(c.limit * rows_per_token);
+      break;
+    case Layout::slots:
+      c.rows_per_slot = config.rows_per_slot > 0 ? std::min(config.rows_per_slot, most_token_rows)
+                                                 : most_token_rows;
+      p.row_capacity = size(c.rows_per_slot * slots);
+      p.scalar_capacity = p.row_capacity;
+      break;
+  }
+  const kernels::Mode mode = mode_of(config);
+  if (mode.sends_entries()) c.token_rows = mode.sends_token_rows() ? c.limit : most_token_rows;
+  p.ranks = size(ranks);
+  p.num_slots = size(placement.num_slots());
+  p.topk = size(config.topk);
+  p.depth = size(config.depth);
+  p.row_bytes = size(config.hidden * dtype_bytes(config.dtype));
+  p.result_bytes = config.dtype == DType::raw ? 0 : p.row_bytes;
+  p.result_capacity = p.row_capacity;
+  p.token_row_capacity = size(c.token_rows);
+  p.partial_capacity = mode.sums_partials() ? p.token_row_capacity : 0;
+  return c;
+}
+
+kernels::Mode mode_of(const ExchangeConfig& config) {
+  return {config.layout, config.effective_reduction(), config.weights, config.dtype, config.hidden};
+}
+
+std::uint64_t ExchangeConfig::window_bytes(int ranks) const {
+  check_config(*this, -1, ranks);
+  return layout::make_window_layout(capacity_of(*this, placement_of(*this, ranks)).params).bytes;
+}
+
+std::vector<std::pair<std::string, std::string>> ExchangeConfig::describe(int ranks) const {
+  const Placement where = placement_of(*this, ranks);
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  return {
+      {"experts", text(experts)},
+      {"topk", text(topk)},
+      {"hidden", text(hidden)},
+      {"max_tokens", text(max_tokens)},
+      {"dtype", std::string(name(dtype))},
+      {"layout", std::string(name(layout))},
+      {"reduction", std::string(name(effective_reduction()))},
+      {"weights", std::string(name(weights))},
+      {"placement.slot_to_expert", fmt::format("{}", fmt::join(where.slot_to_expert(), " "))},
+      {"placement.slot_begin", fmt::format("{}", fmt::join(where.slot_begin(), " "))},
+      {"receive_rows", text(receive_rows)},
+      {"rows_per_slot", text(rows_per_slot)},
+      {"overflow", std::string(name(overflow))},
+      {"alignment", text(alignment)},
+      {"depth", text(depth)},
+      {"deadline", text(deadline.count())},
+  };
+}
+
+}  // namespace wherry

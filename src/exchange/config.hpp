@@ -1,0 +1,25 @@
+// What a configuration means in rows: the capacities from which layout.hpp builds the window.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/layout.hpp"
+#include "kernels/stages.hpp"
+#include "wherry/exchange.hpp"
+
+namespace wherry {
+
+struct Capacity {
+  std::int64_t limit = 0;  // rows (grouped) or token rows (tokens) a rank accepts, without padding
+  std::int64_t rows_per_slot = 0;  // slots
+  std::int64_t token_rows = 0;     // received token rows, 0 where nobody needs them
+  layout::WindowParams params;
+};
+
+// Throws bad_argument naming the field, its value and what is allowed.
+void check_config(const ExchangeConfig& config, int rank, int ranks);
+[[nodiscard]] Placement placement_of(const ExchangeConfig& config, int ranks);
+[[nodiscard]] Capacity capacity_of(const ExchangeConfig& config, const Placement& placement);
+[[nodiscard]] kernels::Mode mode_of(const ExchangeConfig& config);
+
+}  // namespace wherry

@@ -1,0 +1,266 @@
+// Construction, plan() and what is common to dispatch and combine.
+#include "wherry/exchange.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "exchange/state.hpp"
+#include "fabric/addressable.hpp"
+#include "group/state.hpp"
+#include "plan/plan.hpp"
+#include "support/check.hpp"
+
+namespace wherry {
+
+using layout::Channel;
+
+namespace {
+
+std::string serialise(const ExchangeConfig& config, int ranks) {
+  std::string text;
+  for (const auto& [field, value] : config.describe(ranks))
+    text += fmt::format("{}={}\n", field, value);
+  return text;
+}
+
+std::vector<std::string> lines(const Group::Bytes& bytes) {
+  std::vector<std::string> result(1);
+  for (const std::byte byte : bytes) {
+    const char c = static_cast<char>(byte);
+    if (c == '\n') {
+      result.emplace_back();
+    } else {
+      result.back() += c;
+    }
+  }
+  result.pop_back();
+  return result;
+}
+
+// Every rank sees every configuration and compares with rank 0's, so all find the same difference.
+void agree(const Group& group, const ExchangeConfig& config) {
+  // A configuration that is wrong by itself is not described; its rank says so with an empty text.
+  std::string mine;
+  std::string problem;
+  try {
+    check_config(config, group.rank(), group.size());
+    static_cast<void>(kernels::find(config.kernels));
+    mine = serialise(config, group.size());
+  } catch (const Error& error) {
+    problem = error.message();
+  }
+  const auto all = group.allgather(std::as_bytes(std::span(mine)));
+  if (!problem.empty())
+    throw Error(ErrorCode::bad_argument, {Stage::startup, group.rank(), -1}, problem);
+  for (std::size_t peer = 0; peer < all.size(); ++peer) {
+    WHERRY_CHECK(!all[peer].empty(), ErrorCode::bad_argument,
+                 (Error::Where{Stage::startup, group.rank(), static_cast<int>(peer)}),
+                 "rank {} has an illegal configuration; its own error says which field", peer);
+  }
+  const std::vector<std::string> first = lines(all[0]);
+  for (std::size_t peer = 1; peer < all.size(); ++peer) {
+    const std::vector<std::string> other = lines(all[peer]);
+    for (std::size_t i = 0; i < std::min(first.size(), other.size()); ++i) {
+      if (first[i] == other[i]) continue;
+      const std::size_t split = first[i].find('=') + 1;
+      throw Error(
+          ErrorCode::config_mismatch, {Stage::startup, group.rank(), static_cast<int>(peer)},
+          fmt::format("{} is {} on rank 0 and {} on rank {}", first[i].substr(0, split - 1),
+                      first[i].substr(split), other[i].substr(other[i].find('=') + 1), peer));
+    }
+  }
+}
+
+const ExchangeConfig& agreed(const Group& group, const ExchangeConfig& config) {
+  agree(group, config);
+  return config;
+}
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1);
+}
+
+}  // namespace
+
+Exchange::State::State(const Group& group, const ExchangeConfig& config_in)
+    : id(next_id()),
+      config(agreed(group, config_in)),
+      placement(placement_of(config, group.size())),
+      capacity(capacity_of(config, placement)),
+      mode(mode_of(config)),
+      kernels(&kernels::find(config.kernels)),
+      rank(group.rank()),
+      size(group.size()),
+      window(group, group.state().connect, layout::make_window_layout(capacity.params),
+             config.populate, config.deadline),
+      team(config.num_threads),
+      generations(static_cast<std::size_t>(config.depth)),
+      loads(static_cast<std::size_t>(placement.num_local_slots(rank)), 0),
+      signal_counts(static_cast<std::size_t>(size), 0) {
+  group.barrier();  // nobody signals before everybody has mapped
+}
+
+Exchange::Exchange(const Group& group, const ExchangeConfig& config)
+    : state_(std::make_unique<State>(group, config)) {}
+Exchange::Exchange(Exchange&&) noexcept = default;
+Exchange& Exchange::operator=(Exchange&&) noexcept = default;
+Exchange::~Exchange() = default;
+
+const ExchangeConfig& Exchange::config() const noexcept { return state_->config; }
+const Placement& Exchange::placement() const noexcept { return state_->placement; }
+int Exchange::rank() const noexcept { return state_->rank; }
+int Exchange::size() const noexcept { return state_->size; }
+std::string_view Exchange::kernels() const noexcept { return state_->kernels->name; }
+std::string_view Exchange::fabric() const noexcept { return state_->window.fabric(); }
+std::uint64_t Exchange::window_bytes() const noexcept { return state_->window.layout().bytes; }
+void Exchange::check() { state_->check(); }
+std::span<const std::int64_t> Exchange::loads() const noexcept { return state_->loads; }
+Traffic Exchange::traffic() const noexcept { return state_->traffic; }
+
+Plan Exchange::make_plan() const {
+  const auto choices = static_cast<std::size_t>(state_->config.max_tokens * state_->config.topk);
+  Plan plan;
+  PlanData& data = plan.data_;
+  for (auto* column : {&data.dest, &data.slot, &data.row, &data.token_row})
+    column->reserve(choices);
+  data.weight.reserve(choices);
+  data.repeat.reserve(choices);
+  plan.exchange_id_ = state_->id;
+  return plan;
+}
+
+void Exchange::plan(const Routing& routing, Plan& plan) {
+  State& s = *state_;
+  s.check();
+  WHERRY_CHECK(
+      plan.exchange_id_ == s.id, ErrorCode::misuse, State::where(Stage::plan, s.rank),
+      "the plan was made by another exchange (or by none); use this exchange's make_plan()");
+  plan.filled_ = false;
+  const std::uint64_t serial = ++s.plans;
+  const Window::Signal signal{Channel::counts, serial % layout::kCountGenerations,
+                              static_cast<std::uint32_t>((serial + 1) / layout::kCountGenerations)};
+  const layout::WindowLayout& l = s.window.layout();
+  const auto num_entries = static_cast<std::size_t>(l.num_count_entries);
+
+  std::vector<std::int32_t> entries(num_entries);
+  const layout::CountHeader mine =
+      count_routing(routing, s.config, s.placement, s.rank, plan.data_, entries);
+  for (int peer = 0; peer < s.size; ++peer) {
+    std::byte* const message =
+        s.window.base(peer) +
+        l.count_message(signal.generation, static_cast<std::uint64_t>(s.rank));
+    std::memcpy(message, &mine, sizeof(mine));
+    std::memcpy(message + layout::kCountHeaderBytes, entries.data(),
+                num_entries * sizeof(std::int32_t));
+  }
+  std::fill(s.signal_counts.begin(), s.signal_counts.end(),
+            static_cast<std::uint32_t>(plan.data_.tokens));
+  s.window.signal_all(signal, s.signal_counts);
+  s.window.wait_all(signal, {Stage::plan, serial}, s.signal_counts);
+
+  std::vector<CountsOf> counts;
+  for (int peer = 0; peer < s.size; ++peer) {
+    const std::byte* const message =
+        s.window.own() + l.count_message(signal.generation, static_cast<std::uint64_t>(peer));
+    layout::CountHeader header;
+    std::memcpy(&header, message, sizeof(header));
+    WHERRY_CHECK(header.status == static_cast<std::int32_t>(PlanFault::none),
+                 static_cast<PlanFault>(header.status) == PlanFault::bad_id
+                     ? ErrorCode::bad_routing
+                     : ErrorCode::bad_argument,
+                 (Error::Where{Stage::plan, s.rank, peer}), "{}", describe_fault(header, s.config));
+    counts.emplace_back(reinterpret_cast<const std::int32_t*>(message + layout::kCountHeaderBytes),
+                        num_entries);
+  }
+  assign_rows(counts, s.config, s.placement, s.capacity, s.rank, plan.data_);
+  for (std::size_t slot = 0; slot < s.loads.size(); ++slot)
+    s.loads[slot] += plan.data_.slot_counts[slot];
+  plan.serial_ = serial;
+  plan.filled_ = true;
+}
+
+void Exchange::State::check() const {
+  if (const auto fault = window.fault()) throw *fault;
+}
+
+void Exchange::State::refuse(Stage stage, std::uint64_t step, const std::string& problem) {
+  window.raise(ErrorCode::bad_argument, stage, rank, step);
+  throw Error(ErrorCode::bad_argument, {stage, rank, -1}, problem);
+}
+
+kernels::Windows Exchange::State::windows(std::uint64_t generation) const noexcept {
+  return {window.layout(), window.bases(), rank, size, generation};
+}
+
+std::int64_t Exchange::State::payload_rows(const Generation& generation) const noexcept {
+  return mode.sends_token_rows() ? generation.token_rows : generation.slot_begin.back();
+}
+
+void Exchange::State::check_plan(const Plan& plan, Stage stage) const {
+  WHERRY_CHECK(
+      plan.exchange_id_ == id, ErrorCode::misuse, where(stage, rank),
+      "the plan was made by another exchange (or by none); use this exchange's make_plan()");
+  WHERRY_CHECK(plan.filled_, ErrorCode::misuse, where(stage, rank),
+               "the plan has not been filled by plan()");
+}
+
+void Exchange::State::check_tensor(Stage stage, std::uint64_t step, const char* argument,
+                                   const ConstTensorView& tensor, std::int64_t rows) {
+  const bool right_shape =
+      tensor.rows == rows && tensor.cols == config.hidden && tensor.dtype == config.dtype;
+  if (!right_shape) {
+    refuse(
+        stage, step,
+        fmt::format("{} is {} [{}, {}]; this call needs {} [{}, {}]", argument, name(tensor.dtype),
+                    tensor.rows, tensor.cols, name(config.dtype), rows, config.hidden));
+  }
+  if (rows > 0 && tensor.data == nullptr) refuse(stage, step, fmt::format("{} is null", argument));
+  if (tensor.pitch() < tensor.row_bytes()) {
+    refuse(stage, step,
+           fmt::format("{} has a pitch of {} bytes; its rows have {}", argument, tensor.pitch(),
+                       tensor.row_bytes()));
+  }
+}
+
+Generation* Exchange::State::oldest_uncombined(std::uint64_t plan_serial) noexcept {
+  Generation* oldest = nullptr;
+  for (Generation& generation : generations) {
+    if (generation.phase != Phase::received || generation.plan_serial != plan_serial) continue;
+    if (oldest == nullptr || generation.step < oldest->step) oldest = &generation;
+  }
+  return oldest;
+}
+
+void Exchange::State::send_credits(Generation& generation) {
+  const auto index = static_cast<std::uint64_t>(&generation - generations.data());
+  ++generation.credit_epoch;
+  std::fill(signal_counts.begin(), signal_counts.end(), 0U);
+  window.signal_all({Channel::credit, index, generation.credit_epoch}, signal_counts);
+}
+
+Generation& Exchange::State::enter(Stage stage, bool alone) {
+  const std::uint64_t step = steps + 1;
+  const std::uint64_t index = generation_of(step);
+  Generation& g = generations[index];
+  WHERRY_CHECK(g.phase != Phase::sending && g.phase != Phase::combining, ErrorCode::misuse,
+               where(stage, rank),
+               "step {} needs the generation of step {}, whose {} has not finished; depth is {}",
+               step, g.step, g.phase == Phase::sending ? "dispatch" : "combine", config.depth);
+  // Paired use frees itself (design 5.4). Otherwise, and before a lone combine, whose results nobody's
+  // dispatch signal has freed, every rank says that it is done with the last use (5.6).
+  const bool used = g.phase != Phase::unused;
+  const bool paired = g.phase == Phase::combined && !g.alone;
+  if (used && (!paired || alone)) {
+    if (g.phase != Phase::released) send_credits(g);
+    window.wait_all({Channel::credit, index, g.credit_epoch}, {stage, step}, signal_counts);
+  }
+  steps = step;
+  g.step = step;
+  g.alone = alone;
+  return g;
+}
+
+}  // namespace wherry

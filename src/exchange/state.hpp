@@ -1,0 +1,121 @@
+// What an Exchange is made of, and the life of its generations. Internal.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exchange/config.hpp"
+#include "exchange/window.hpp"
+#include "kernels/stages.hpp"
+#include "support/team.hpp"
+#include "wherry/exchange.hpp"
+
+namespace wherry {
+
+// One generation of the window: the dispatch that uses it now, or used it last.
+//
+//   unused -> sending -> received -> combining -> combined      paired use: free at once
+//                            \-> released                       unpaired use: credits free it
+//   unused -> combining -> combined (alone)                     a combine without its dispatch
+enum class Phase : std::uint8_t { unused, sending, received, combining, combined, released };
+
+struct Generation {
+  Phase phase = Phase::unused;
+  std::uint64_t step = 0;         // the dispatch (or lone combine) that uses it
+  std::uint64_t plan_serial = 0;  // of its plan
+  bool alone = false;             // the use is a combine without a dispatch
+
+  // Uses of each channel so far; all ranks issue the same halves in the same order, so all agree.
+  std::uint32_t dispatch_epoch = 0;
+  std::uint32_t combine_epoch = 0;
+  std::uint32_t credit_epoch = 0;
+
+  // What dispatch_recv and combine need when the plan may have moved on.
+  std::vector<std::int64_t> slot_counts, slot_begin, payload_rows_from;
+  std::int64_t token_rows = 0;
+  bool has_scalars = false;
+  std::vector<Received::TokenChoice> choices;  // tokens
+  std::vector<std::int32_t> gather;
+
+  kernels::CombineRecv pending{};  // between combine_begin and its finish
+};
+
+[[nodiscard]] inline kernels::PlanArrays arrays(const PlanData& plan) noexcept {
+  return {plan.tokens,           plan.topk,          plan.dest.data(),  plan.row.data(),
+          plan.token_row.data(), plan.weight.data(), plan.repeat.data()};
+}
+
+struct Exchange::State {
+  State(const Group& group, const ExchangeConfig& config);
+
+  std::uint64_t id;  // tells plans of this exchange from others'
+  ExchangeConfig config;
+  Placement placement;
+  Capacity capacity;
+  kernels::Mode mode;
+  const kernels::KernelSet* kernels;
+  int rank, size;
+  Window window;
+  Team team;
+
+  std::uint64_t plans = 0;  // plan() calls so far
+  std::uint64_t steps = 0;  // dispatches and lone combines so far
+  std::vector<Generation> generations;
+  std::vector<std::int64_t> loads;
+  Traffic traffic;
+  std::vector<std::uint32_t> signal_counts;  // scratch, [ranks]
+
+  // Throws the sticky first cause, if any.
+  void check() const;
+  // Throws, after telling all ranks: a mistake only this rank may have made would leave them waiting.
+  [[noreturn]] void refuse(Stage stage, std::uint64_t step, const std::string& problem);
+
+  [[nodiscard]] std::uint64_t generation_of(std::uint64_t step) const noexcept {
+    return (step - 1) % generations.size();
+  }
+  [[nodiscard]] Generation& at_step(std::uint64_t step) noexcept {
+    return generations[generation_of(step)];
+  }
+  [[nodiscard]] kernels::Windows windows(std::uint64_t generation) const noexcept;
+  [[nodiscard]] std::int64_t local_slots() const noexcept {
+    return placement.num_local_slots(rank);
+  }
+  // Rows that `rows` and `results` hold for this generation, padding included.
+  [[nodiscard]] std::int64_t payload_rows(const Generation& generation) const noexcept;
+
+  // Makes the generation of the next step free, waiting for credits where design 5.6 asks for them,
+  // and takes it. Throws misuse if its last use is still in flight.
+  Generation& enter(Stage stage, bool alone);
+  void send_credits(Generation& generation);
+
+  void check_plan(const Plan& plan, Stage stage) const;
+  void check_tensor(Stage stage, std::uint64_t step, const char* argument,
+                    const ConstTensorView& tensor, std::int64_t rows);
+  // Runs a counting kernel over [0, count) on the team's threads; returns what all parts moved.
+  template <typename Kernel>
+  kernels::Moved split(std::int64_t count, Kernel kernel) {
+    std::atomic<std::int64_t> rows{0};
+    std::atomic<std::int64_t> link_rows{0};
+    team.split(count, [&](std::int64_t begin, std::int64_t end) {
+      const kernels::Moved moved = kernel(begin, end);
+      rows += moved.rows;
+      link_rows += moved.link_rows;
+    });
+    return {rows.load(), link_rows.load()};
+  }
+
+  [[nodiscard]] Generation* oldest_uncombined(std::uint64_t plan_serial) noexcept;
+  [[nodiscard]] Received received_view(const Generation& generation) const;
+  void copy_results(const Generation& generation, const ConstTensorView& y);
+
+  [[nodiscard]] static Error::Where where(Stage stage, int rank) noexcept {
+    return {stage, rank, -1};
+  }
+};
+
+}  // namespace wherry

@@ -1,0 +1,107 @@
+// The first half of planning: which slot serves each choice, and how many rows that makes.
+#include <algorithm>
+
+#include "plan/plan.hpp"
+#include "support/check.hpp"
+
+namespace wherry {
+
+namespace {
+
+layout::CountHeader fault(PlanFault status, std::int64_t tokens) {
+  layout::CountHeader header{};
+  header.status = static_cast<std::int32_t>(status);
+  header.tokens = static_cast<std::int32_t>(std::clamp<std::int64_t>(tokens, INT32_MIN, INT32_MAX));
+  return header;
+}
+
+// Remembers for which token something was last seen, so that "seen before in this token?" costs one
+// comparison and nothing is cleared between tokens.
+class LastToken {
+ public:
+  explicit LastToken(int count) : token_(static_cast<std::size_t>(count), -1) {}
+  // True the first time `which` is seen for `token`.
+  bool first(int which, std::int64_t token) {
+    std::int64_t& last = token_[static_cast<std::size_t>(which)];
+    if (last == token) return false;
+    last = token;
+    return true;
+  }
+
+ private:
+  std::vector<std::int64_t> token_;
+};
+
+}  // namespace
+
+layout::CountHeader count_routing(const Routing& routing, const ExchangeConfig& config,
+                                  const Placement& placement, int rank, PlanData& plan,
+                                  std::span<std::int32_t> entries) {
+  std::fill(entries.begin(), entries.end(), 0);
+  if (routing.tokens < 0) return fault(PlanFault::negative_tokens, routing.tokens);
+  if (routing.tokens > config.max_tokens) return fault(PlanFault::too_many_tokens, routing.tokens);
+  if (routing.tokens > 0 && routing.ids == nullptr) return fault(PlanFault::no_ids, routing.tokens);
+  if (routing.tokens > 0 && routing.topk != config.topk) {
+    layout::CountHeader header = fault(PlanFault::bad_topk, routing.tokens);
+    header.choice = routing.topk;
+    return header;
+  }
+  plan.tokens = routing.tokens;
+  plan.topk = config.topk;
+  const auto choices = static_cast<std::size_t>(routing.tokens * config.topk);
+  plan.dest.assign(choices, -1);
+  plan.slot.assign(choices, -1);
+  plan.weight.assign(choices, 0.0F);
+  plan.repeat.assign(choices, 0);
+  LastToken slot_seen(placement.num_slots());
+  LastToken rank_seen(placement.num_ranks());
+  const auto slots = static_cast<std::size_t>(placement.num_slots());
+  for (std::int64_t token = 0; token < routing.tokens; ++token) {
+    for (int k = 0; k < config.topk; ++k) {
+      const std::int64_t id = routing.id(token, k);
+      if (id == -1) continue;
+      if (id < -1 || id >= config.experts) {
+        layout::CountHeader header = fault(PlanFault::bad_id, routing.tokens);
+        header.token = static_cast<std::int32_t>(token);
+        header.choice = k;
+        header.id = id;
+        return header;
+      }
+      const auto at = static_cast<std::size_t>(token * config.topk + k);
+      const int slot = placement.slot_for(static_cast<int>(id), token, rank);
+      const int dest = placement.slot_to_rank()[static_cast<std::size_t>(slot)];
+      plan.slot[at] = slot;
+      plan.dest[at] = dest;
+      plan.weight[at] = routing.weight(token, k);
+      if (slot_seen.first(slot, token)) {
+        ++entries[static_cast<std::size_t>(slot)];
+      } else {
+        plan.repeat[at] = 1;
+      }
+      if (rank_seen.first(dest, token)) ++entries[slots + static_cast<std::size_t>(dest)];
+    }
+  }
+  return fault(PlanFault::none, routing.tokens);
+}
+
+std::string describe_fault(const layout::CountHeader& header, const ExchangeConfig& config) {
+  switch (static_cast<PlanFault>(header.status)) {
+    case PlanFault::none: break;
+    case PlanFault::bad_id:
+      return fmt::format("ids[{}, {}] is {}; allowed are 0..{} and -1 for no expert", header.token,
+                         header.choice, header.id, config.experts - 1);
+    case PlanFault::too_many_tokens:
+      return fmt::format("routing has {} tokens; max_tokens is {}", header.tokens,
+                         config.max_tokens);
+    case PlanFault::bad_topk:
+      return fmt::format("routing has topk {}; the exchange was made for {}", header.choice,
+                         config.topk);
+    case PlanFault::no_ids:
+      return fmt::format("ids is null although there are {} tokens", header.tokens);
+    case PlanFault::negative_tokens:
+      return fmt::format("routing has {} tokens; it must be at least 0", header.tokens);
+  }
+  return fmt::format("unknown plan fault {}", header.status);
+}
+
+}  // namespace wherry
