@@ -62,7 +62,8 @@ void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOpti
 // this process (also on SIGKILL) and leave nothing behind. Must be called before this process has
 // started threads or used an OpenMP library: a child inherits only the calling thread. An exception
 // or a death in a child is rethrown here: the exception that came first; a rank killed by a signal
-// is peer_failed naming it. If `cancelled` turns true, the children are killed and
+// is peer_failed naming it. Ranks that have not ended `deadline` + 1 s after the first failure are
+// killed. If `cancelled` turns true, the children are killed and
 // ErrorCode::interrupted is thrown.
 void run_processes(int ranks, const std::function<void(Group&)>& fn,
                    const RunOptions& options = {});

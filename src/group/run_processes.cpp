@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "group/board.hpp"
@@ -123,9 +124,16 @@ void run_processes(int ranks, const std::function<void(Group&)>& fn, const RunOp
       if (pid == 0) run_child(board, rank, parent, fn, options);
       children.add(pid);
     }
-    while (children.running() > 0 && !cancelled) {
+    // After the first failure the others get the time that their own waits may take, no more: a rank
+    // that is stopped would otherwise keep its launcher forever.
+    std::optional<Clock::time_point> give_up;
+    while (children.running() > 0 && !cancelled && !(give_up && Clock::now() >= *give_up)) {
       children.wait();
       cancelled = options.cancelled != nullptr && options.cancelled->load();
+      if (!give_up && board.first_error()) {
+        give_up = Clock::now() +
+                  std::chrono::duration_cast<Clock::duration>(options.deadline + Seconds(1));
+      }
     }
   }
   if (cancelled)

@@ -1,0 +1,261 @@
+// Ranks as processes that are killed or stopped at every stage: survivors name the rank in time.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "exchange/config.hpp"
+#include "fabric/faulty/fabric.hpp"
+#include "support/doorbell.hpp"
+#include "support/layer.hpp"
+#include "support/shared.hpp"
+
+namespace wherry::test {
+namespace {
+
+using layout::Channel;
+constexpr int kRanks = 4;
+constexpr int kVictim = 2;
+constexpr Seconds kDeadline{1.5};
+
+enum class When { before_first, in_the_middle, after_last };
+
+struct Case {
+  Channel channel;
+  When when;
+  int signal;  // SIGKILL or SIGSTOP
+};
+
+// What each survivor saw.
+struct Report {
+  std::atomic<int> finished;
+  struct Rank {
+    ErrorCode code;
+    Stage stage;
+    int peer;
+    double seconds;  // from the fault to the error
+    bool failed;
+    char what[256];
+  };
+  std::array<Rank, kRanks> ranks;
+  std::atomic<pid_t> victim;
+  std::atomic<double> struck;  // when the victim was struck, seconds of the steady clock
+};
+
+double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+FaultScript strike_at(const Case& c, Report& report) {
+  const auto strike = [signal = c.signal, &report] {
+    report.struck = now();
+    raise(signal);
+  };
+  // Step 3 of kRanks signals a step: signals 2*kRanks .. 3*kRanks-1 of the channel.
+  constexpr std::uint64_t kFirst = 2 * kRanks;
+  FaultScript script;
+  if (c.when == When::after_last) {
+    script.after = [=](const SignalEvent& e) {
+      if (e.channel == c.channel && e.ordinal == kFirst + kRanks - 1) strike();
+    };
+  } else {
+    script.before = [=](const SignalEvent& e) {
+      const std::uint64_t at = c.when == When::before_first ? kFirst : kFirst + kRanks / 2;
+      if (e.channel == c.channel && e.ordinal == at) strike();
+      return true;
+    };
+  }
+  return script;
+}
+
+void survive(Group& group, const Batch& batch, const ExchangeConfig& config, const Case& c,
+             Report& report) {
+  if (group.rank() == kVictim) {
+    report.victim = getpid();
+    const Placement placement = Placement::contiguous(config.experts, kRanks);
+    const auto layout = layout::make_window_layout(capacity_of(config, placement).params);
+    make_faulty(group, layout, strike_at(c, report));
+  }
+  Exchange exchange(group, config);
+  Report::Rank& mine = report.ranks[static_cast<std::size_t>(group.rank())];
+  try {
+    for (int step = 0; step < 5; ++step) {
+      expect_dense<Bf16>(exchange, batch, run_layer<Bf16>(exchange, batch));
+    }
+  } catch (const Error& error) {
+    mine.seconds = now() - report.struck;
+    mine.code = error.code();
+    mine.stage = error.stage();
+    mine.peer = error.peer();
+    mine.failed = true;
+    std::snprintf(mine.what, sizeof(mine.what), "%s", error.what());
+    // Sticky: the same first cause, at once, from every later call.
+    try {
+      Plan plan = exchange.make_plan();
+      exchange.plan(batch.routing_of(group.rank()), plan);
+      mine.failed = false;
+    } catch (const Error& again) {
+      mine.failed = again.peer() == mine.peer && again.code() == mine.code;
+    }
+  }
+  // A stopped rank would stay for ever: the last survivor ends it.
+  if (++report.finished == kRanks - 1) kill(report.victim, SIGKILL);
+}
+
+void expect_survivors_name_the_victim(const Case& c) {
+  const Batch batch = make_batch(24, kRanks, 8, 2, 16, 21);
+  ExchangeConfig config = config_for(batch);
+  config.deadline = kDeadline;
+  const Shared<Report> report;
+  try {
+    run_processes(kRanks, [&](Group& group) { survive(group, batch, config, c, *report); },
+                  {.deadline = kDeadline});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::peer_failed) << error.what();
+  }
+  EXPECT_EQ(report->finished, kRanks - 1);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    const Report::Rank& r = report->ranks[static_cast<std::size_t>(rank)];
+    SCOPED_TRACE(fmt::format("rank {}: {}", rank, r.what));
+    EXPECT_TRUE(r.failed);
+    EXPECT_EQ(r.peer, kVictim);
+    EXPECT_EQ(r.code, c.signal == SIGKILL ? ErrorCode::peer_failed : ErrorCode::timeout);
+    EXPECT_LT(r.seconds, kDeadline.count() + 1.0);
+    // The stage is where the victim was missed: never before the one it was struck in.
+    const Stage earliest = c.channel == Channel::counts     ? Stage::plan
+                           : c.channel == Channel::dispatch ? Stage::dispatch_recv
+                                                            : Stage::combine_recv;
+    const bool next_step =
+        c.channel == Channel::combine && c.when != When::before_first && r.stage == Stage::plan;
+    EXPECT_TRUE(r.stage >= earliest || next_step) << name(r.stage);
+  }
+}
+
+class Fault : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Fault, EverySurvivorNamesTheRankWithinTheDeadline) {
+  expect_survivors_name_the_victim(GetParam());
+}
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  constexpr const char* kChannels[] = {"Counts", "Dispatch", "Combine"};
+  constexpr const char* kWhen[] = {"BeforeTheFirst", "InTheMiddle", "AfterTheLast"};
+  return fmt::format("{}{}{}", info.param.signal == SIGKILL ? "Killed" : "Stopped",
+                     kWhen[static_cast<int>(info.param.when)],
+                     kChannels[static_cast<int>(info.param.channel)]);
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    for (const Channel channel : {Channel::counts, Channel::dispatch, Channel::combine}) {
+      for (const When when : {When::before_first, When::in_the_middle, When::after_last}) {
+        cases.push_back({channel, when, signal});
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(AtEveryStage, Fault, ::testing::ValuesIn(all_cases()), case_name);
+
+TEST(FaultAtStartUp, ARankThatDiesBeforeItsExchangeIsNamedAtOnce) {
+  const Batch batch = make_batch(24, kRanks, 8, 2, 16, 22);
+  const Shared<Report> report;
+  EXPECT_THROW(run_processes(kRanks,
+                             [&](Group& group) {
+                               if (group.rank() == kVictim) raise(SIGKILL);
+                               try {
+                                 const Exchange exchange(group, config_for(batch));
+                               } catch (const Error& error) {
+                                 Report::Rank& mine =
+                                     report->ranks[static_cast<std::size_t>(group.rank())];
+                                 mine.peer = error.peer();
+                                 mine.code = error.code();
+                               }
+                             }),
+               Error);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    EXPECT_EQ(report->ranks[static_cast<std::size_t>(rank)].peer, kVictim);
+    EXPECT_EQ(report->ranks[static_cast<std::size_t>(rank)].code, ErrorCode::peer_failed);
+  }
+}
+
+std::size_t entries_of(const char* folder) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+TEST(Launcher, KilledTakesAllRanksWithItWithinASecondAndLeavesNothing) {
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans come to us, so that we can see them gone
+  const std::size_t before = entries_of("/dev/shm");
+  struct Pids {
+    std::atomic<int> ready;
+    std::array<std::atomic<pid_t>, kRanks> pid;
+  };
+  const Shared<Pids> pids;
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    const Batch batch = make_batch(24, kRanks, 8, 2, 16, 23);
+    run_processes(kRanks, [&](Group& group) {
+      Exchange exchange(group, config_for(batch));
+      pids->pid[static_cast<std::size_t>(group.rank())] = getpid();
+      ++pids->ready;
+      for (;;) static_cast<void>(run_layer<Bf16>(exchange, batch));
+    });
+    _exit(0);
+  }
+  while (pids->ready < kRanks) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const double start = now();
+  kill(launcher, SIGKILL);
+  int left = kRanks + 1;
+  while (left > 0 && now() - start < 5.0) {
+    if (waitpid(-1, nullptr, WNOHANG) > 0) --left;
+  }
+  EXPECT_EQ(left, 0);
+  EXPECT_LT(now() - start, 1.0);
+  EXPECT_EQ(entries_of("/dev/shm"), before);
+}
+
+TEST(Launcher, RethrowsTheFirstErrorOfARank) {
+  try {
+    run_processes(3, [](Group& group) {
+      if (group.rank() == 1) {
+        throw Error(ErrorCode::capacity, {Stage::plan, 1, -1}, "no room");
+      }
+      group.barrier();
+    });
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::capacity);
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_EQ(error.message(), "no room");
+  }
+}
+
+TEST(Launcher, EndsItsRanksWhenCancelled) {
+  std::atomic<bool> cancelled{false};
+  static std::atomic<bool>* flag = nullptr;  // a thread must not exist before the fork: use a timer
+  flag = &cancelled;
+  signal(SIGALRM, [](int) { flag->store(true); });
+  alarm(1);
+  const double start = now();
+  try {
+    run_processes(3, [](Group&) { pause(); }, {.cancelled = &cancelled});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::interrupted);
+  }
+  EXPECT_LT(now() - start, 3.0);
+}
+
+}  // namespace
+}  // namespace wherry::test
