@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# scripts/check_ptx.sh [NVCC]: compiles the CUDA kernels to PTX and reads the memory-order rules of
+# docs/design.md section 5 in it. One GPU does not show a scope that is too small or a copy that is
+# signalled before it is written; this does. Needs nvcc, no GPU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+nvcc=${1:-nvcc}
+folder=$(mktemp -d)
+trap 'rm -rf "${folder}"' EXIT
+failures=0
+fail() { echo "check_ptx: $*" >&2; failures=$((failures + 1)); }
+
+kernels=(count dispatch_send dispatch_recv combine_send combine_recv)
+for name in "${kernels[@]}"; do
+  "${nvcc}" -std=c++20 -O3 --fmad=false -Isrc -Iinclude -arch=compute_90a -ptx \
+    "src/kernels/cuda/${name}.cu" -o "${folder}/${name}.ptx"
+done
+
+# One file for each entry function: kernel.ptx of `.entry kernel(...)`.
+for name in "${kernels[@]}"; do
+  awk -v prefix="${folder}/${name}" '
+    /\.entry / { n++; out = prefix "." n ".entry" }
+    out { print > out }' "${folder}/${name}.ptx"
+done
+
+# has FILE PATTERN WHAT / hasnt FILE PATTERN WHAT
+has() { grep -qE "$2" "$1" || fail "$(basename "$1"): no $3"; }
+hasnt() {
+  if grep -nE "$2" "$1" >&2; then fail "$(basename "$1"): $3"; fi
+}
+# Line of the first or last match.
+first() { { grep -nE "$2" "$1" || true; } | head -1 | cut -d: -f1; }
+last() { { grep -nE "$2" "$1" || true; } | tail -1 | cut -d: -f1; }
+
+entries=0
+for file in "${folder}"/*.entry; do
+  entries=$((entries + 1))
+  hasnt "${file}" 'ld\.global(\.[a-z0-9:_]+)*\.nc' "a non-coherent load; peers write what kernels read"
+  hasnt "${file}" '(ld\.acquire|st\.release)\.(gpu|cta|cluster)' "a signal whose scope is smaller than the system"
+  hasnt "${file}" 'fence\.(acq_rel|sc)\.(gpu|cta|cluster)' "a fence whose scope is smaller than the system"
+  hasnt "${file}" '(red|atom)\.relaxed\.[a-z]+\.global\.inc' "an arrival that orders nothing"
+  has "${file}" 'atom\.acq_rel\.gpu\.global\.inc' "arrival counter (atom.acq_rel.gpu)"
+
+  if grep -q 'st\.release\.sys' "${file}"; then
+    # The last block: arrival, fence, signal, in this order.
+    arrival=$(first "${file}" 'atom\.acq_rel\.gpu\.global\.inc')
+    fence=$(first "${file}" 'fence\.acq_rel\.sys')
+    signal=$(first "${file}" 'st\.release\.sys')
+    [ -n "${fence}" ] || fail "$(basename "${file}"): signals without fence.acq_rel.sys"
+    [ "${fence:-0}" -lt "${signal}" ] || fail "$(basename "${file}"): the fence comes after the signal"
+    case ${file} in
+      */combine_recv.*) ;;  # its signal says that earlier kernels have finished
+      *) [ "${arrival}" -lt "${signal}" ] || fail "$(basename "${file}"): signals before all blocks arrived" ;;
+    esac
+  fi
+  if grep -q 'cp\.async\.bulk\.global\.shared' "${file}"; then
+    has "${file}" 'cp\.async\.bulk\.commit_group' "commit_group after bulk stores"
+    written=$(last "${file}" 'cp\.async\.bulk\.wait_group[[:space:]]+0')
+    arrival=$(first "${file}" 'atom\.acq_rel\.gpu\.global\.inc')
+    [ -n "${written}" ] || fail "$(basename "${file}"): bulk stores are never waited for (only .read)"
+    [ "${written:-999999}" -lt "${arrival}" ] || fail "$(basename "${file}"): arrives before its bulk stores are written"
+  fi
+done
+for file in "${folder}"/{dispatch_send,dispatch_recv,combine_recv,count}.*.entry; do
+  case $(basename "${file}") in
+    count.*) grep -qE 'ld\.acquire\.sys|st\.release\.sys' "${file}" || fail "$(basename "${file}"): neither waits nor signals" ;;
+    *) has "${file}" 'ld\.acquire\.sys' "acquiring wait (ld.acquire.sys)" ;;
+  esac
+done
+for file in "${folder}"/{dispatch_send,combine_send}.*.entry; do
+  has "${file}" 'st\.release\.sys' "releasing signal (st.release.sys)"
+done
+
+[ "${entries}" -ge 10 ] || fail "found ${entries} kernels only"
+[ "${failures}" = 0 ] || exit 1
+echo "check_ptx: ${entries} kernels keep the memory-order rules"

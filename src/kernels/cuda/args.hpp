@@ -1,0 +1,159 @@
+// What the CUDA kernels of every stage take, and how a launch is shaped. Compiled by host and
+// device. All pointers are device memory unless said otherwise; nothing here owns memory.
+//
+// One launch serves several ranks of a process: blockIdx.y picks the rank's arguments in a
+// RankTable, blockIdx.x is the block within the rank. As one process per rank the table has one
+// entry. All blocks of all ranks must be resident together, since they wait for each other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/layout.hpp"
+
+namespace wherry::kernels::cuda {
+
+inline constexpr int kMaxDepth = 16;  // as ExchangeConfig::depth
+inline constexpr int kMaxRanksPerLaunch = 8;
+inline constexpr int kMaxTopk = 32;  // a lane for each choice of a token
+
+// Stages that count the arrival of a rank's blocks.
+enum class Arrival : std::uint32_t {
+  counted,
+  planned,
+  dispatch_sent,
+  dispatch_received,
+  combine_sent,
+  combine_received,
+};
+inline constexpr int kNumArrivals = 6;
+
+// Memory of one rank that no peer touches. Starts as zeros and is never cleared: epochs only grow
+// and are advanced by the kernels that use them, so a captured graph can be replayed.
+struct RankState {
+  std::uint32_t sent[layout::kNumChannels][kMaxDepth];      // epoch of the last signal sent
+  std::uint32_t received[layout::kNumChannels][kMaxDepth];  // epoch of the last signals seen
+  std::uint32_t arrived[kNumArrivals];  // blocks of the running launch that are done; wraps to 0
+  std::uint32_t plans;                  // plans filled; plan p uses count generation p mod 2
+};
+
+// The same for every call of an exchange.
+struct RankContext {
+  layout::WindowLayout layout;
+  std::byte* const* windows;    // [ranks], this process's address of each window
+  RankState* state;
+  std::uint64_t* fault_record;  // pinned host memory: 0, or the first fault (layout::pack_fault)
+  std::uint64_t deadline_ns;    // of every wait
+  std::int32_t rank;
+  std::int32_t ranks;
+  std::int32_t topk;
+};
+
+// A plan in device memory; the arrays are those of PlanData.
+struct PlanArrays {
+  std::int32_t* dest;       // [tokens, topk]
+  std::int32_t* slot;       // [tokens, topk]
+  std::int32_t* row;        // [tokens, topk]
+  std::int32_t* token_row;  // [tokens, topk]
+  float* weight;            // [tokens, topk]
+  std::uint8_t* repeat;     // [tokens, topk]
+  std::int32_t* slot_counts;      // [local slots]
+  std::int32_t* slot_begin;       // [local slots + 1]
+  std::int32_t* token_rows_from;  // [ranks]
+  std::int32_t* token_rows_to;    // [ranks]
+  std::int32_t* totals;           // [kNumPlanTotals]
+  std::int32_t tokens;            // of this rank; fixed by the launch, not read from memory
+};
+// Entries of PlanArrays::totals.
+enum PlanTotal : int {
+  kRowsReceived,
+  kTokenRowsReceived,
+  kPlanStatus,  // 0, or the PlanStatus that every rank agrees on
+  kNumPlanTotals,
+};
+// Poison values of CountHeader::status and of a plan. A poisoned plan sends no rows.
+enum PlanStatus : std::int32_t { kPlanGood, kPlanBadExpert, kPlanOverflow };
+
+// Experts to slots to ranks, as in Placement.
+struct PlacementArrays {
+  const std::int32_t* expert_begin;  // [experts + 1] into expert_slots
+  const std::int32_t* expert_slots;  // slots grouped by expert
+  const std::int32_t* slot_rank;     // [slots]
+  const std::int32_t* slot_begin;    // [ranks + 1]
+  std::int32_t experts;
+  std::int32_t slots;
+};
+
+// Which received row a choice of a token lands in.
+enum class Rows : std::uint32_t {
+  per_rank,    // Layout::tokens: one row per (token, rank), at token_row
+  per_slot,    // grouped and slots: one row per (token, slot), all written by the sender
+  first_slot,  // grouped over a link: the sender writes the first row on each rank, and the
+               // receiver fills the others from it
+};
+
+struct CountArgs {
+  RankContext context;
+  PlanArrays plan;
+  PlacementArrays placement;
+  const void* ids;       // int32 or int64 [tokens, topk], logical experts or -1
+  const float* weights;  // [tokens, topk], or null: all 1
+  bool ids_are_int64;
+  std::int32_t* block_counts;   // [blocks of count_send][slots + ranks], then their prefix sums
+  std::uint64_t* bad_choice;    // kNoBadChoice, or the first token * topk + k with a bad id
+  std::int32_t chunk_tokens;    // tokens a block of count_send counts
+  std::int32_t alignment;       // grouped: rows of each slot's segment are a multiple of this
+  std::int32_t rows_per_slot;   // slots: rows of each slot; 0: grouped
+  std::int32_t row_limit;       // grouped: most rows of a rank with padding; 0: no limit
+};
+inline constexpr std::uint64_t kNoBadChoice = ~std::uint64_t{0};
+
+struct DispatchSendArgs {
+  RankContext context;
+  PlanArrays plan;
+  const std::byte* x;
+  std::uint64_t x_pitch;
+  std::uint32_t generation;
+  Rows rows;
+  bool entries;  // write TokenEntry records
+  bool receive;  // also do what dispatch_recv does for rows that need no filling: wait for all
+};
+
+struct DispatchRecvArgs {
+  RankContext context;
+  PlanArrays plan;
+  std::uint32_t generation;
+  Rows rows;
+  std::int32_t local_slots;  // grouped: zero the padding between their segments; 0: nothing to do
+};
+
+// Where a token's terms lie and how they are summed.
+enum class Sum : std::uint32_t {
+  token_rows,  // Layout::tokens: results, one per (token, rank), plain sum, ranks ascending
+  partials,    // by_rank: partials, one per (token, rank), plain sum, ranks ascending
+  choices,     // by_token: results, one per (token, k), fused multiply-add, k ascending
+};
+
+struct CombineSendArgs {
+  RankContext context;
+  PlanArrays plan;
+  std::uint32_t generation;
+  bool partials;  // by_rank: sum the results of each token row into its partial first
+};
+
+struct CombineRecvArgs {
+  RankContext context;
+  PlanArrays plan;
+  std::byte* out;
+  std::uint64_t out_pitch;
+  std::uint32_t generation;
+  Sum sum;
+  bool send;  // also do what combine_send does without partials: signal the peers
+};
+
+template <typename Args>
+struct RankTable {
+  Args rank[kMaxRanksPerLaunch];
+};
+
+}  // namespace wherry::kernels::cuda

@@ -1,0 +1,89 @@
+// A warp works on one token at a time; lane k < topk holds its choice k. All functions are called
+// by whole warps.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/args.hpp"
+#include "kernels/cuda/signals.cuh"
+
+namespace wherry::kernels::cuda {
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+inline constexpr int kWarpLanes = 32;
+
+__device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
+__device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
+__device__ inline unsigned lanes_before(int lane) { return (1U << lane) - 1U; }
+
+struct Choice {
+  std::int32_t dest = -1;  // -1: no expert, dropped, or a lane without a choice
+  std::int32_t row = -1;
+  std::int32_t token_row = -1;
+  float weight = 0.0F;
+  bool repeat = false;
+};
+
+__device__ inline Choice load_choice(const PlanArrays& plan, int topk, std::uint32_t token,
+                                     int lane) {
+  Choice choice;
+  if (lane >= topk || token >= static_cast<std::uint32_t>(plan.tokens)) return choice;
+  const std::size_t at = static_cast<std::size_t>(token) * static_cast<std::size_t>(topk) +
+                         static_cast<std::size_t>(lane);
+  choice.dest = plan.dest[at];
+  choice.row = plan.row[at];
+  choice.token_row = plan.token_row[at];
+  choice.weight = plan.weight[at];
+  choice.repeat = plan.repeat[at] != 0;
+  return choice;
+}
+
+// Whether no lane before this one holds the same value. Lanes with a negative value: false.
+__device__ inline bool is_first_with(std::int32_t value, int lane) {
+  const unsigned same = __match_any_sync(kAllLanes, value);
+  return value >= 0 && (same & lanes_before(lane)) == 0;
+}
+
+// Calls body(lane) for each lane of the mask, ascending.
+template <typename Body>
+__device__ void for_each_lane(unsigned mask, Body body) {
+  for (; mask != 0; mask &= mask - 1) body(__ffs(static_cast<int>(mask)) - 1);
+}
+
+// The rows a token is written to: `lanes` is the same in all lanes, `to` is this lane's row.
+struct Destinations {
+  unsigned lanes;
+  unsigned first_of_rank;
+  std::byte* to;
+};
+__device__ inline Destinations destinations_of(const DispatchSendArgs& args, const Choice& choice,
+                                               int lane) {
+  const RankContext& context = args.context;
+  const bool first_of_rank = is_first_with(choice.dest, lane);
+  const bool sends = args.rows == Rows::per_slot ? choice.dest >= 0 && !choice.repeat
+                                                 : first_of_rank;
+  const std::int32_t row = args.rows == Rows::per_rank ? choice.token_row : choice.row;
+  std::byte* to = nullptr;
+  if (sends) {
+    to = window_at<std::byte>(context, choice.dest,
+                              context.layout.row(args.generation, static_cast<std::uint64_t>(row)));
+  }
+  return {__ballot_sync(kAllLanes, sends), __ballot_sync(kAllLanes, first_of_rank), to};
+}
+
+// Tells each rank that gets a row of this token which of its choices are there, and where.
+__device__ inline void write_entries(const DispatchSendArgs& args, const Choice& choice,
+                                     unsigned first_of_rank, int lane) {
+  const RankContext& context = args.context;
+  for_each_lane(first_of_rank, [&](int source) {
+    const std::int32_t peer = __shfl_sync(kAllLanes, choice.dest, source);
+    const std::int32_t token_row = __shfl_sync(kAllLanes, choice.token_row, source);
+    if (lane >= context.topk) return;
+    auto* entries = window_at<layout::TokenEntry>(
+        context, peer,
+        context.layout.token_entries(args.generation, static_cast<std::uint64_t>(token_row)));
+    entries[lane] = {choice.dest == peer ? choice.row : -1, choice.weight};
+  });
+}
+
+}  // namespace wherry::kernels::cuda

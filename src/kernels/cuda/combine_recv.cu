@@ -1,0 +1,125 @@
+// Stage 5, combine_recv: waits until every peer's results can be read, pulls each token's rows by
+// 16-byte streaming loads, eight rows in flight a lane, and sums them at home.
+#include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/row_sum.cuh"
+#include "kernels/cuda/signals.cuh"
+
+namespace wherry::kernels::cuda {
+
+namespace {
+
+// What a lane needs of its choice; loaded one token ahead, so kept small.
+struct Source {
+  std::int32_t dest;
+  std::int32_t row;
+  float weight;
+};
+template <bool kByToken>
+__device__ Source load_source(const CombineRecvArgs& args, std::uint32_t token, int lane) {
+  const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
+  if constexpr (kByToken) return {choice.dest, choice.row, choice.weight};
+  return {choice.dest, choice.token_row, 1.0F};
+}
+
+// One warp: lists the terms of a token in the order in which they are summed; returns how many.
+template <bool kByToken>
+__device__ int list_terms(const CombineRecvArgs& args, const Source& choice, WarpTerms& terms,
+                          int lane) {
+  const RankContext& context = args.context;
+  const layout::WindowLayout& layout = context.layout;
+  const bool present = kByToken ? choice.dest >= 0 : is_first_with(choice.dest, lane);
+  const unsigned lanes = __ballot_sync(kAllLanes, present);
+  int order = __popc(lanes & lanes_before(lane));
+  if constexpr (!kByToken) {
+    order = 0;  // ranks ascending
+    for_each_lane(lanes, [&](int source) {
+      order += __shfl_sync(kAllLanes, choice.dest, source) < choice.dest ? 1 : 0;
+    });
+  }
+  const std::byte* row = nullptr;
+  if (present) {
+    const auto at = static_cast<std::uint64_t>(choice.row);
+    row = window_at<std::byte>(context, choice.dest,
+                               args.sum == Sum::partials ? layout.partial(args.generation, at)
+                                                         : layout.result(args.generation, at));
+  }
+  put_term(terms, present, order, row, choice.weight);
+  return __popc(lanes);
+}
+
+// An item is (token, part): with few tokens several warps share one.
+template <bool kByToken>
+__device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms (&terms)[kSumWarps],
+                           std::uint32_t parts) {
+  const RankContext& context = args.context;
+  const int lane = lane_index();
+  const int warp = warp_index();
+  const auto row_bytes = static_cast<std::uint32_t>(context.layout.result_bytes);
+  const auto vectors = static_cast<std::uint32_t>(context.layout.result_pitch / sizeof(uint4));
+  const std::uint32_t part_vectors = (vectors + parts - 1) / parts;
+  const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
+                       reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
+  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * parts;
+  const std::uint32_t stride = gridDim.x * kSumWarps;
+  std::uint32_t item = blockIdx.x * kSumWarps + static_cast<std::uint32_t>(warp);
+  Source next = load_source<kByToken>(args, item / parts, lane);
+  for (; item < items; item += stride) {
+    const int count = list_terms<kByToken>(args, next, terms[warp], lane);
+    next = load_source<kByToken>(args, (item + stride) / parts, lane);
+    const std::uint32_t first = item % parts * part_vectors;
+    sum_rows<kByToken>(terms[warp], count, args.out + item / parts * args.out_pitch, aligned,
+                        row_bytes, first, min(first + part_vectors, vectors), lane);
+  }
+}
+
+template <bool kByToken>
+__global__ void __launch_bounds__(kSumThreads)
+    combine_recv(const __grid_constant__ RankTable<CombineRecvArgs> table, std::uint32_t parts) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
+  __shared__ WarpTerms terms[kSumWarps];
+  const CombineRecvArgs& args = table.rank[blockIdx.y];
+  const RankContext& context = args.context;
+  RankState& state = *context.state;
+  std::uint32_t& received = state.received[kChannel][args.generation];
+  const StageBegin begin = begin_stage(context, received);
+  if (begin.failed) return;
+  const StageInfo info{Stage::combine_recv, layout::Channel::combine, args.generation, begin.epoch};
+  if (args.send && blockIdx.x == 0) {
+    signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
+      return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
+    });
+  }
+  const bool complete = wait_for_peers(
+      context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
+  if (!complete) return;
+  sum_tokens<kByToken>(args, terms, parts);
+  if (is_last_block(state, Arrival::combine_received) && threadIdx.x == 0) {
+    received = begin.epoch;
+    if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
+  }
+}
+
+}  // namespace
+
+CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes, int num_sms) {
+  // Each part is at least one load a lane; more parts only while there are warps without work.
+  const std::int64_t warps = std::int64_t{num_sms} * kSumWarps;
+  const auto most = static_cast<std::int64_t>((row_bytes + 511) / 512);
+  const std::int64_t wanted = tokens > 0 ? (warps + tokens - 1) / tokens : 1;
+  return {num_sms, static_cast<int>(wanted < most ? wanted : most)};
+}
+
+cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
+                                const CombineShape& shape, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
+  const auto parts = static_cast<std::uint32_t>(shape.parts);
+  if (table.rank[0].sum == Sum::choices) {
+    combine_recv<true><<<grid, kSumThreads, 0, stream>>>(table, parts);
+  } else {
+    combine_recv<false><<<grid, kSumThreads, 0, stream>>>(table, parts);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace wherry::kernels::cuda

@@ -1,0 +1,65 @@
+// Stage 5, combine_send: tells home that the results can be pulled. With by_rank, what this rank
+// has of each token is first summed into one partial row: weights travelled with the rows.
+#include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/row_sum.cuh"
+#include "kernels/cuda/signals.cuh"
+
+namespace wherry::kernels::cuda {
+
+namespace {
+
+__device__ void sum_partials(const CombineSendArgs& args) {
+  __shared__ WarpTerms terms[kSumWarps];
+  const RankContext& context = args.context;
+  const layout::WindowLayout& layout = context.layout;
+  const int lane = lane_index();
+  const int warp = warp_index();
+  const auto token_rows = static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]);
+  const auto vectors = static_cast<std::uint32_t>(layout.result_pitch / sizeof(uint4));
+  for (std::uint32_t token_row = blockIdx.x * kSumWarps + static_cast<std::uint32_t>(warp);
+       token_row < token_rows; token_row += gridDim.x * kSumWarps) {
+    const auto* entries = window_at<layout::TokenEntry>(
+        context, context.rank, layout.token_entries(args.generation, token_row));
+    layout::TokenEntry entry{-1, 0.0F};
+    if (lane < context.topk) entry = entries[lane];
+    const bool present = entry.position >= 0;
+    const unsigned lanes = __ballot_sync(kAllLanes, present);
+    const std::byte* row =
+        present ? window_at<std::byte>(
+                      context, context.rank,
+                      layout.result(args.generation, static_cast<std::uint64_t>(entry.position)))
+                : nullptr;
+    put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), row, entry.weight);
+    auto* out = window_at<std::byte>(context, context.rank,
+                                     layout.partial(args.generation, token_row));
+    sum_rows<true>(terms[warp], __popc(lanes), out, true,
+                   static_cast<std::uint32_t>(layout.result_bytes), 0, vectors, lane);
+  }
+}
+
+__global__ void __launch_bounds__(kSumThreads)
+    combine_send(const __grid_constant__ RankTable<CombineSendArgs> table) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
+  const CombineSendArgs& args = table.rank[blockIdx.y];
+  const RankContext& context = args.context;
+  std::uint32_t& sent = context.state->sent[kChannel][args.generation];
+  const StageBegin begin = begin_stage(context, sent);
+  if (begin.failed) return;
+  if (args.partials) sum_partials(args);
+  if (!is_last_block(*context.state, Arrival::combine_sent)) return;
+  signal_peers(context, layout::Channel::combine, args.generation, begin.epoch,
+               [&](int peer) { return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]); });
+  if (threadIdx.x == 0) sent = begin.epoch;
+}
+
+}  // namespace
+
+cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
+                                cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
+  combine_send<<<grid, kSumThreads, 0, stream>>>(table);
+  return cudaGetLastError();
+}
+
+}  // namespace wherry::kernels::cuda

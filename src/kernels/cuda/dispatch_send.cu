@@ -1,0 +1,372 @@
+// Stage 3, dispatch_send: every row of x to its final place in the windows of the ranks that hold
+// its experts, then one signal to each peer. Three kernels: bulk copies (sm_90), ordinary copies
+// of any row, and rows quantised on the way.
+//
+// Bulk: a warp takes (token, piece) items in turn. One elected lane keeps loads of the coming
+// pieces in flight and stores each piece once per destination straight from shared memory; the
+// other lanes find the destinations and write the TokenEntry records meanwhile. What limits few
+// SMs is bytes in flight, so all of shared memory is used, and a piece's memory is loaded again
+// as soon as its stores have read it, not when they have been written.
+#include <cuda_fp8.h>
+
+#include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/pipeline.cuh"
+#include "kernels/cuda/signals.cuh"
+
+namespace wherry::kernels::cuda {
+
+namespace {
+
+constexpr int kMaxBulkWarps = 8;
+constexpr std::uint32_t kBulkSharedBytes = 224 * 1024;  // of 227 KiB a block may have
+constexpr int kCopyThreads = 1024;
+
+__device__ StageInfo dispatch_info(const DispatchSendArgs& args, std::uint32_t epoch) {
+  return {Stage::dispatch_recv, layout::Channel::dispatch, args.generation, epoch};
+}
+
+__device__ StageBegin begin_dispatch_send(const DispatchSendArgs& args) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
+  return begin_stage(args.context, args.context.state->sent[kChannel][args.generation]);
+}
+
+// All threads of all blocks, after each thread's own stores have been written.
+__device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t epoch) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
+  const RankContext& context = args.context;
+  if (!is_last_block(*context.state, Arrival::dispatch_sent)) return;
+  signal_peers(context, layout::Channel::dispatch, args.generation, epoch, [&](int peer) {
+    return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]);
+  });
+  if (threadIdx.x == 0) context.state->sent[kChannel][args.generation] = epoch;
+  if (!args.receive) return;
+  const bool received = wait_for_peers(context, dispatch_info(args, epoch), [&](int peer) {
+    return std::int64_t{args.plan.token_rows_from[peer]};
+  });
+  if (received && threadIdx.x == 0) context.state->received[kChannel][args.generation] = epoch;
+}
+
+// --- Bulk copies ------------------------------------------------------------------------------
+
+template <int kStages, int kStoresInFlight>
+__global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
+    dispatch_send_bulk(const __grid_constant__ RankTable<DispatchSendArgs> table,
+                       std::uint32_t piece_bytes) {
+#ifdef WHERRY_HAS_BULK_COPY
+  extern __shared__ __align__(128) std::byte staging[];
+  __shared__ __align__(8) std::uint64_t barriers[kMaxBulkWarps * kStages];
+  const DispatchSendArgs& args = table.rank[blockIdx.y];
+  const StageBegin begin = begin_dispatch_send(args);
+  if (begin.failed) return;
+
+  const int lane = lane_index();
+  const int warp = warp_index();
+  const std::uint32_t warps = blockDim.x / kWarpLanes;
+  const bool elected = lane == 0;
+  const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.row_bytes);
+  const std::uint32_t pieces = (row_bytes + piece_bytes - 1) / piece_bytes;
+  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
+  const std::uint32_t first = blockIdx.x * warps + static_cast<std::uint32_t>(warp);
+  const std::uint32_t stride = gridDim.x * warps;
+  const std::uint32_t count = items > first ? (items - first + stride - 1) / stride : 0;
+
+  const std::uint32_t my_staging =
+      shared_address(staging) + static_cast<std::uint32_t>(warp * kStages) * piece_bytes;
+  const std::uint32_t my_barriers = shared_address(barriers + warp * kStages);
+  const auto bytes_of = [&](std::uint32_t piece) {
+    return min(piece_bytes, row_bytes - piece * piece_bytes);
+  };
+  const auto load = [&](std::uint32_t index, std::uint32_t stage) {
+    const std::uint32_t item = first + index * stride;
+    const std::uint32_t piece = item % pieces;
+    const std::byte* from = args.x + (item / pieces) * args.x_pitch + piece * piece_bytes;
+    barrier_expect_bytes(my_barriers + 8 * stage, bytes_of(piece));
+    bulk_load(my_staging + stage * piece_bytes, from, bytes_of(piece), my_barriers + 8 * stage);
+  };
+
+  if (elected) {
+    for (std::uint32_t stage = 0; stage < kStages; ++stage) barrier_init(my_barriers + 8 * stage, 1);
+    barrier_init_fence();
+    for (std::uint32_t stage = 0; stage < kStages && stage < count; ++stage) load(stage, stage);
+  }
+  __syncwarp();
+
+  Choice next = load_choice(args.plan, args.context.topk, first / pieces, lane);
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;
+  for (std::uint32_t index = 0; index < count; ++index) {
+    const std::uint32_t item = first + index * stride;
+    const std::uint32_t piece = item % pieces;
+    const Choice choice = next;
+    if (index + 1 < count) {
+      next = load_choice(args.plan, args.context.topk, (item + stride) / pieces, lane);
+    }
+    const Destinations destinations = destinations_of(args, choice, lane);
+
+    if (elected) barrier_wait(my_barriers + 8 * stage, parity);
+    for_each_lane(destinations.lanes, [&](int source) {
+      const auto to = __shfl_sync(
+          kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source);
+      if (!elected) return;
+      bulk_store(reinterpret_cast<std::byte*>(to) + piece * piece_bytes,
+                 my_staging + stage * piece_bytes, bytes_of(piece));
+    });
+    if (elected) {
+      bulk_commit();
+      // The stores of item (index - kStoresInFlight) have read their memory: load it again.
+      bulk_wait_read<kStoresInFlight>();
+      const std::uint32_t coming = index + kStages - kStoresInFlight;
+      if (index >= kStoresInFlight && coming < count) load(coming, coming % kStages);
+    }
+    if (args.entries && piece == 0) {
+      write_entries(args, choice, destinations.first_of_rank, lane);
+    }
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  if (elected) bulk_wait_written();
+  finish_dispatch_send(args, begin.epoch);
+#endif
+}
+
+// --- Ordinary copies ----------------------------------------------------------------------------
+
+// Any row: Unit is the widest type that divides rows, pitch and address.
+template <typename Unit>
+__global__ void __launch_bounds__(kCopyThreads)
+    dispatch_send_copy(const __grid_constant__ RankTable<DispatchSendArgs> table,
+                       std::uint32_t piece_bytes) {
+  constexpr int kUnitsInFlight = 4;
+  const DispatchSendArgs& args = table.rank[blockIdx.y];
+  const StageBegin begin = begin_dispatch_send(args);
+  if (begin.failed) return;
+
+  const int lane = lane_index();
+  const std::uint32_t warps = blockDim.x / kWarpLanes;
+  const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.row_bytes);
+  const std::uint32_t pieces = (row_bytes + piece_bytes - 1) / piece_bytes;
+  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
+  const std::uint32_t stride = gridDim.x * warps;
+
+  for (std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
+       item < items; item += stride) {
+    const std::uint32_t token = item / pieces;
+    const std::uint32_t piece = item % pieces;
+    const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
+    const Destinations destinations = destinations_of(args, choice, lane);
+    const std::uint32_t begin_unit = piece * piece_bytes / sizeof(Unit);
+    const std::uint32_t end_unit = min((piece + 1) * piece_bytes, row_bytes) / sizeof(Unit);
+    const auto* from = reinterpret_cast<const Unit*>(args.x + token * args.x_pitch);
+    for (std::uint32_t base = begin_unit; base < end_unit; base += kUnitsInFlight * kWarpLanes) {
+      Unit units[kUnitsInFlight];
+#pragma unroll
+      for (int i = 0; i < kUnitsInFlight; ++i) {
+        const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
+        if (at < end_unit) units[i] = __ldcs(from + at);
+      }
+      for_each_lane(destinations.lanes, [&](int source) {
+        auto* to = reinterpret_cast<Unit*>(__shfl_sync(
+            kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
+#pragma unroll
+        for (int i = 0; i < kUnitsInFlight; ++i) {
+          const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
+          if (at < end_unit) to[at] = units[i];
+        }
+      });
+    }
+    if (args.entries && piece == 0) {
+      write_entries(args, choice, destinations.first_of_rank, lane);
+    }
+  }
+  finish_dispatch_send(args, begin.epoch);
+}
+
+// --- Quantised on the way -----------------------------------------------------------------------
+
+constexpr int kBlockElements = 128;  // that share a scale
+constexpr int kLaneElements = 16;    // 32 bytes of bf16 in, 16 bytes of e4m3 out
+constexpr int kLanesPerBlock = kBlockElements / kLaneElements;
+constexpr int kWarpElements = kWarpLanes * kLaneElements;
+
+__device__ inline float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float bf16_high(std::uint32_t pair) {
+  return __uint_as_float(pair & 0xFFFF0000U);
+}
+
+// scale = amax / 448 (1 for a block of zeros), q = e4m3(x / scale), saturating, nearest even.
+// fmaxf drops NaN, so that one does not spread to its block.
+__global__ void __launch_bounds__(kCopyThreads)
+    dispatch_send_e4m3(const __grid_constant__ RankTable<DispatchSendArgs> table,
+                       std::uint32_t hidden) {
+  constexpr float kLargest = 448.0F;
+  const DispatchSendArgs& args = table.rank[blockIdx.y];
+  const StageBegin begin = begin_dispatch_send(args);
+  if (begin.failed) return;
+
+  const int lane = lane_index();
+  const std::uint32_t warps = blockDim.x / kWarpLanes;
+  const std::uint32_t pieces = (hidden + kWarpElements - 1) / kWarpElements;
+  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
+  const std::uint32_t stride = gridDim.x * warps;
+
+  for (std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
+       item < items; item += stride) {
+    const std::uint32_t token = item / pieces;
+    const std::uint32_t piece = item % pieces;
+    const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
+    const std::uint32_t element =
+        piece * kWarpElements + static_cast<std::uint32_t>(lane * kLaneElements);
+    const bool inside = element < hidden;  // hidden is a multiple of 16
+    uint4 packed[2] = {};
+    if (inside) {
+      const auto* from = reinterpret_cast<const uint4*>(args.x + token * args.x_pitch + element * 2);
+      packed[0] = __ldcs(from);
+      packed[1] = __ldcs(from + 1);
+    }
+    const Destinations destinations = destinations_of(args, choice, lane);
+
+    const std::uint32_t pairs[8] = {packed[0].x, packed[0].y, packed[0].z, packed[0].w,
+                                    packed[1].x, packed[1].y, packed[1].z, packed[1].w};
+    float largest = 0.0F;
+#pragma unroll
+    for (const std::uint32_t pair : pairs) {
+      largest = fmaxf(largest, fmaxf(fabsf(bf16_low(pair)), fabsf(bf16_high(pair))));
+    }
+#pragma unroll
+    for (int distance = kLanesPerBlock / 2; distance > 0; distance /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    }
+    const float scale = largest == 0.0F ? 1.0F : __fdiv_rn(largest, kLargest);
+    std::uint32_t quantised[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 low = {__fdiv_rn(bf16_low(pairs[2 * i]), scale),
+                          __fdiv_rn(bf16_high(pairs[2 * i]), scale)};
+      const float2 high = {__fdiv_rn(bf16_low(pairs[2 * i + 1]), scale),
+                           __fdiv_rn(bf16_high(pairs[2 * i + 1]), scale)};
+      const std::uint32_t low_bits = __nv_cvt_float2_to_fp8x2(low, __NV_SATFINITE, __NV_E4M3);
+      const std::uint32_t high_bits = __nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, __NV_E4M3);
+      quantised[i] = low_bits | (high_bits << 16);
+    }
+    const uint4 bytes = {quantised[0], quantised[1], quantised[2], quantised[3]};
+    const bool writes_scale = inside && lane % kLanesPerBlock == 0;
+    for_each_lane(destinations.lanes, [&](int source) {
+      auto* to = reinterpret_cast<std::byte*>(__shfl_sync(
+          kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
+      if (inside) *reinterpret_cast<uint4*>(to + element) = bytes;
+      if (writes_scale) {
+        reinterpret_cast<float*>(to + hidden)[element / kBlockElements] = scale;
+      }
+    });
+    if (args.entries && piece == 0) {
+      write_entries(args, choice, destinations.first_of_rank, lane);
+    }
+  }
+  finish_dispatch_send(args, begin.epoch);
+}
+
+// --- Launching ----------------------------------------------------------------------------------
+
+template <int kStages, int kStoresInFlight>
+cudaError_t launch_bulk(const RankTable<DispatchSendArgs>& table, int ranks,
+                        const DispatchShape& shape, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
+  const std::size_t shared = static_cast<std::size_t>(shape.warps) * kStages * shape.piece_bytes;
+  dispatch_send_bulk<kStages, kStoresInFlight>
+      <<<grid, static_cast<unsigned>(shape.warps * kWarpLanes), shared, stream>>>(
+          table, shape.piece_bytes);
+  return cudaGetLastError();
+}
+
+template <typename Unit>
+cudaError_t launch_copy(const RankTable<DispatchSendArgs>& table, int ranks,
+                        const DispatchShape& shape, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
+  dispatch_send_copy<Unit><<<grid, kCopyThreads, 0, stream>>>(table, shape.piece_bytes);
+  return cudaGetLastError();
+}
+
+template <int kStages, int kStoresInFlight>
+cudaError_t allow_shared() {
+  return cudaFuncSetAttribute(dispatch_send_bulk<kStages, kStoresInFlight>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, kBulkSharedBytes);
+}
+
+}  // namespace
+
+DispatchShape choose_dispatch_shape(std::int64_t tokens, std::uint64_t row_bytes, int num_sms,
+                                    bool bulk) {
+  constexpr std::uint32_t kSmallestPiece = 1024;
+  const auto pieces_of = [&](std::uint64_t largest) {
+    return (row_bytes + largest - 1) / largest;
+  };
+  if (!bulk) {
+    // A warp a piece, 32 warps a block: split rows only where there are fewer tokens than warps.
+    const std::uint64_t warps = static_cast<std::uint64_t>(num_sms) * kCopyThreads / kWarpLanes;
+    const auto wanted = warps / static_cast<std::uint64_t>(tokens > 0 ? tokens : 1);
+    const auto most = pieces_of(kSmallestPiece);
+    const std::uint64_t pieces = wanted < 1 ? 1 : (wanted > most ? most : wanted);
+    return {num_sms, kCopyThreads / kWarpLanes, 0, 0,
+            static_cast<std::uint32_t>(layout::round_up((row_bytes + pieces - 1) / pieces, 16))};
+  }
+  DispatchShape shape{num_sms, 4, 3, 1, 0};
+  const std::uint64_t largest = kBulkSharedBytes / static_cast<std::uint32_t>(shape.warps * 3);
+  std::uint64_t pieces = pieces_of(largest / 128 * 128);
+  const auto lanes = static_cast<std::uint64_t>(num_sms * shape.warps);
+  while (static_cast<std::uint64_t>(tokens) * pieces < lanes &&
+         row_bytes / (pieces * 2) >= kSmallestPiece) {
+    pieces *= 2;
+  }
+  shape.piece_bytes =
+      static_cast<std::uint32_t>(layout::round_up((row_bytes + pieces - 1) / pieces, 16));
+  return shape;
+}
+
+cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int ranks,
+                                 const DispatchShape& shape, cudaStream_t stream) {
+  if (shape.stages != 0) {
+    const int key = shape.stages * 10 + shape.stores_in_flight;
+    if (key == 21) return launch_bulk<2, 1>(table, ranks, shape, stream);
+    if (key == 31) return launch_bulk<3, 1>(table, ranks, shape, stream);
+    if (key == 62) return launch_bulk<6, 2>(table, ranks, shape, stream);
+    if (key == 63) return launch_bulk<6, 3>(table, ranks, shape, stream);
+    return cudaErrorInvalidConfiguration;
+  }
+  std::uint64_t odd = 16;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const DispatchSendArgs& args = table.rank[rank];
+    odd |= args.context.layout.row_bytes | args.x_pitch |
+           reinterpret_cast<std::uintptr_t>(args.x) | shape.piece_bytes;
+  }
+  if (odd % 16 == 0) return launch_copy<uint4>(table, ranks, shape, stream);
+  if (odd % 4 == 0) return launch_copy<std::uint32_t>(table, ranks, shape, stream);
+  if (odd % 2 == 0) return launch_copy<std::uint16_t>(table, ranks, shape, stream);
+  return launch_copy<std::uint8_t>(table, ranks, shape, stream);
+}
+
+cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
+                                      int blocks, std::int64_t hidden, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
+  dispatch_send_e4m3<<<grid, kCopyThreads, 0, stream>>>(table, static_cast<std::uint32_t>(hidden));
+  return cudaGetLastError();
+}
+
+cudaError_t prepare_dispatch_send() {
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error != cudaSuccess || major < 9) return error;
+  for (const cudaError_t each :
+       {allow_shared<2, 1>(), allow_shared<3, 1>(), allow_shared<6, 2>(), allow_shared<6, 3>()}) {
+    if (each != cudaSuccess) return each;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace wherry::kernels::cuda

@@ -1,0 +1,68 @@
+// How the CUDA stages are launched. Every function is stream-ordered, returns without waiting,
+// allocates nothing and is legal in a captured graph (capture whole multiples of the depth).
+// `ranks` entries of the table are used. They return the launch's error.
+//
+// Choosing a shape is a pure function, apart from launching with it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/args.hpp"
+
+namespace wherry::kernels::cuda {
+
+// Threads and shared memory of one block of dispatch_send. A row travels in pieces, a warp at a
+// time; each warp owns `stages` pieces of shared memory.
+struct DispatchShape {
+  int blocks = 0;  // per rank: num_sms
+  int warps = 0;
+  int stages = 0;           // 0: ordinary loads and stores instead of bulk copies
+  int stores_in_flight = 0;  // groups that may still be reading shared memory when a load is issued
+  std::uint32_t piece_bytes = 0;
+};
+// Pure. `bulk`: the device has bulk copies, and rows and their pitch are multiples of 16 bytes.
+[[nodiscard]] DispatchShape choose_dispatch_shape(std::int64_t tokens, std::uint64_t row_bytes,
+                                                  int num_sms, bool bulk);
+// Whether x can be sent by bulk copies at all.
+[[nodiscard]] inline bool bulk_legal(std::uint64_t row_bytes, std::uint64_t pitch,
+                                     const void* x) noexcept {
+  return row_bytes % 16 == 0 && pitch % 16 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+}
+
+// Blocks and how many warps share a token.
+struct CombineShape {
+  int blocks = 0;
+  int parts = 1;
+};
+[[nodiscard]] CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes,
+                                                int num_sms);
+
+// Stage 2. count_send counts and tells; count_recv waits and places; `both` does it in one launch.
+enum class CountStep { send, recv, both };
+[[nodiscard]] std::size_t count_workspace_entries(int blocks, int slots, int ranks);
+cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, int blocks, CountStep step,
+                         cudaStream_t stream);
+
+// Stage 3.
+cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int ranks,
+                                 const DispatchShape& shape, cudaStream_t stream);
+// bf16 rows are sent as e4m3 with one fp32 scale for 128 elements, behind the row's bytes.
+cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
+                                      int blocks, std::int64_t hidden, cudaStream_t stream);
+cudaError_t launch_dispatch_recv(const RankTable<DispatchRecvArgs>& table, int ranks, int blocks,
+                                 cudaStream_t stream);
+
+// Stage 5. Rows of bf16.
+cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
+                                cudaStream_t stream);
+cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
+                                const CombineShape& shape, cudaStream_t stream);
+
+// Loads every kernel, so that no launch that waits for another is the first to load one, and
+// raises the shared memory limits.
+cudaError_t prepare_dispatch_send();
+cudaError_t prepare_count();
+
+}  // namespace wherry::kernels::cuda

@@ -1,0 +1,197 @@
+// Memory order between ranks: the only file that holds PTX for it. Every helper names its scope,
+// and scripts/check_ptx.sh reads the compiled kernels for them, because a single GPU does not show
+// a scope that is too small.
+//
+// Sender: payload; block barrier; atom.acq_rel.gpu counts the rank's blocks; the last block runs
+// fence.acq_rel.sys and writes one word to each peer with st.release.sys.
+// Receiver: ld.acquire.sys until the word holds the epoch; block barrier; then ordinary loads, or
+// fence.proxy.async and bulk loads. Never a non-coherent load of memory that peers write.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/args.hpp"
+#include "wherry/error.hpp"
+
+namespace wherry::kernels::cuda {
+
+__device__ inline std::uint64_t load_acquire_system(const std::uint64_t* from) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* from) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline void store_release_system(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+__device__ inline void store_relaxed_system(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Puts `desired` where 0 was; returns what was there.
+__device__ inline std::uint64_t replace_zero_system(std::uint64_t* at, std::uint64_t desired) {
+  std::uint64_t before;
+  asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(at), "l"(std::uint64_t{0}), "l"(desired)
+               : "memory");
+  return before;
+}
+// Counts to `last` and back to 0; returns the count before.
+__device__ inline std::uint32_t count_and_wrap_gpu(std::uint32_t* counter, std::uint32_t last) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(last)
+               : "memory");
+  return before;
+}
+__device__ inline std::uint64_t global_nanoseconds() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+template <typename T>
+__device__ T* window_at(const RankContext& context, int rank, std::uint64_t offset) {
+  return reinterpret_cast<T*>(context.windows[rank] + offset);
+}
+__device__ inline std::uint64_t* own_fault_word(const RankContext& context) {
+  return &window_at<layout::WindowHeader>(context, context.rank, 0)->fault;
+}
+
+// --- Faults -----------------------------------------------------------------------------------
+
+// Which wait of which step; generations take turns, so the step follows from the epoch.
+struct StageInfo {
+  Stage stage;
+  layout::Channel channel;
+  std::uint32_t generation;
+  std::uint32_t epoch;
+};
+
+// The first cause wins here and at every peer; the host reads it in pinned memory.
+__device__ inline void report_fault(const RankContext& context, const StageInfo& info,
+                                    ErrorCode code, int blamed) {
+  const std::uint64_t generations = context.layout.generations(info.channel);
+  const std::uint64_t fault = layout::pack_fault(
+      {.cause = static_cast<std::uint32_t>(code) + 1,
+       .stage = static_cast<std::uint32_t>(info.stage),
+       .blamed = static_cast<std::uint32_t>(blamed),
+       .reporter = static_cast<std::uint32_t>(context.rank),
+       .step = static_cast<std::uint32_t>((info.epoch - 1) * generations + info.generation + 1)});
+  const std::uint64_t before = replace_zero_system(own_fault_word(context), fault);
+  store_relaxed_system(context.fault_record, before == 0 ? fault : before);
+  if (before != 0) return;
+  for (int peer = 0; peer < context.ranks; ++peer) {
+    if (peer == context.rank) continue;
+    replace_zero_system(&window_at<layout::WindowHeader>(context, peer, 0)->fault, fault);
+  }
+}
+
+// --- Beginning and end of a stage --------------------------------------------------------------
+
+struct StageBegin {
+  bool failed;          // the exchange has failed earlier: leave at once
+  std::uint32_t epoch;  // the one this launch is about
+};
+
+// Called by all threads of every block before anything else. `previous` is the epoch counter that
+// the last block of this launch advances (finish_stage), so no block reads it too late.
+__device__ inline StageBegin begin_stage(const RankContext& context,
+                                         const std::uint32_t& previous) {
+  __shared__ std::uint32_t epoch;
+  __shared__ bool failed;
+  if (threadIdx.x == 0) {
+    const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
+    if (fault != 0) store_relaxed_system(context.fault_record, fault);
+    failed = fault != 0;
+    epoch = previous + 1;
+  }
+  __syncthreads();
+  return {failed, epoch};
+}
+
+// True in all threads of the block that comes last of its rank's blocks; what all of them wrote
+// before is then visible to it. The counter is 0 again for the next launch.
+__device__ inline bool is_last_block(RankState& state, Arrival arrival) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    std::uint32_t* counter = &state.arrived[static_cast<std::uint32_t>(arrival)];
+    last = count_and_wrap_gpu(counter, gridDim.x - 1) == gridDim.x - 1;
+  }
+  __syncthreads();
+  return last;
+}
+
+// One block, all threads: one strong signal to every peer. count_for(peer) is told along.
+template <typename CountFor>
+__device__ void signal_peers(const RankContext& context, layout::Channel channel,
+                             std::uint32_t generation, std::uint32_t epoch, CountFor count_for) {
+  const std::uint64_t mine = context.layout.signal(
+      channel, generation, static_cast<std::uint64_t>(context.rank));
+  for (int peer = static_cast<int>(threadIdx.x); peer < context.ranks;
+       peer += static_cast<int>(blockDim.x)) {
+    const std::uint32_t count = count_for(peer);
+    fence_system();
+    store_release_system(window_at<std::uint64_t>(context, peer, mine),
+                         layout::pack_signal(epoch, count));
+  }
+}
+
+// --- Waiting ----------------------------------------------------------------------------------
+
+// One thread: until `peer` has signalled the epoch. expected_count < 0: any count is right.
+__device__ inline bool wait_for_peer(const RankContext& context, const StageInfo& info, int peer,
+                                     std::int64_t expected_count) {
+  const std::uint64_t* word = window_at<std::uint64_t>(
+      context, context.rank,
+      context.layout.signal(info.channel, info.generation, static_cast<std::uint64_t>(peer)));
+  constexpr int kPollsBetweenChecks = 64;
+  std::uint64_t started = 0;
+  for (int polls = 1;; ++polls) {
+    const std::uint64_t seen = load_acquire_system(word);
+    const std::uint32_t epoch = layout::signal_epoch(seen);
+    if (epoch == info.epoch) {
+      if (expected_count < 0 || layout::signal_count(seen) == expected_count) return true;
+      report_fault(context, info, ErrorCode::internal, peer);
+      return false;
+    }
+    if (epoch > info.epoch) {  // nobody may be ahead of a rank that has not finished this step
+      report_fault(context, info, ErrorCode::internal, peer);
+      return false;
+    }
+    if (polls % kPollsBetweenChecks != 0) continue;
+    const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
+    if (fault != 0) {
+      store_relaxed_system(context.fault_record, fault);
+      return false;
+    }
+    const std::uint64_t now = global_nanoseconds();
+    if (started == 0) started = now;
+    if (now - started > context.deadline_ns) {
+      report_fault(context, info, ErrorCode::timeout, peer);
+      return false;
+    }
+  }
+}
+
+// One block, all threads: until every peer has signalled. False in all threads if one did not.
+// expected_count(peer) as above.
+template <typename ExpectedCount>
+__device__ bool wait_for_peers(const RankContext& context, const StageInfo& info,
+                               ExpectedCount expected_count) {
+  int missing = 0;
+  for (int peer = static_cast<int>(threadIdx.x); peer < context.ranks && missing == 0;
+       peer += static_cast<int>(blockDim.x)) {
+    if (!wait_for_peer(context, info, peer, expected_count(peer))) missing = 1;
+  }
+  return __syncthreads_or(missing) == 0;
+}
+
+}  // namespace wherry::kernels::cuda
