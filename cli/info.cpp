@@ -1,0 +1,154 @@
+// wherry info: what this build and this machine can do, and why not the rest.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "command.hpp"
+#include "kernels/stages.hpp"
+#include "machine.hpp"
+#include "report/output.hpp"
+#include "report/table.hpp"
+#include "route/models.hpp"
+#include "support/build_info.hpp"
+
+namespace wherry::cli {
+namespace {
+
+struct FabricInfo {
+  std::string name;
+  bool available;
+  std::string reason;
+};
+
+std::string option_reason(std::string_view option) {
+  for (const auto& known : build_info::kOptions) {
+    if (known.name == option) return std::string(known.reason);
+  }
+  return "this version has none";
+}
+
+std::vector<FabricInfo> fabrics() {
+  return {{"process", true, "ranks as threads of one process"},
+          {"shm", true, "ranks as processes of this machine, through shared memory"},
+          {"cuda_peer", false,
+           WHERRY_HAS_CUDA ? "this version has no fabric between GPUs yet"
+                           : option_reason("WHERRY_CUDA")},
+          {"ucx", WHERRY_HAS_UCX != 0, option_reason("WHERRY_UCX")}};
+}
+
+Json as_json() {
+  Json object = json_for("info");
+  object["build_type"] = build_info::kBuildType;
+  object["compiler"] = build_info::kCompiler;
+  object["flags"] = build_info::kFlags;
+  for (const auto& option : build_info::kOptions) {
+    object["options"].push_back({{"name", option.name},
+                                 {"enabled", option.enabled},
+                                 {"asked", option.asked},
+                                 {"gives", option.gives},
+                                 {"reason", option.reason}});
+  }
+  const Cpu processor = cpu();
+  object["cpu"] = processor.model;
+  object["cores"] = num_cores();
+  object["memory_bytes"] = total_memory();
+  for (const CpuFeature& feature : processor.features) {
+    object["cpu_features"][feature.name] = feature.present;
+  }
+  for (const auto& set : kernels::available()) object["kernels"].push_back(set.name);
+  object["kernels_used"] = kernels::find({}).name;
+  for (const FabricInfo& fabric : fabrics()) {
+    object["fabrics"].push_back(
+        {{"name", fabric.name}, {"available", fabric.available}, {"reason", fabric.reason}});
+  }
+  for (const Model& model : models()) {
+    object["models"].push_back({{"name", model.name},
+                                {"hidden", model.hidden},
+                                {"expert_hidden", model.expert_hidden},
+                                {"experts", model.experts},
+                                {"topk", model.topk},
+                                {"shared", model.shared}});
+  }
+  return object;
+}
+
+std::string yes_no(bool yes) { return yes ? "yes" : "no"; }
+
+std::string kernels_text() {
+  const std::string_view used = kernels::find({}).name;
+  std::string text;
+  for (const auto& set : kernels::available()) {
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", set.name,
+                        set.name == used ? " (used)" : "");
+  }
+  return text;
+}
+
+std::string machine_text() {
+  const Cpu processor = cpu();
+  std::string text = fmt::format("Machine\n  {}, {} cores, {} of memory\n", processor.model,
+                                 num_cores(), bytes_text(static_cast<double>(total_memory())));
+  Table table({{}, {}, {}});
+  for (const CpuFeature& feature : processor.features) {
+    table.add({yes_no(feature.present), feature.name, feature.serves});
+  }
+  return text + table.to_string(2);
+}
+
+std::string models_text() {
+  using enum Table::Align;
+  Table table({{"name", left},
+               {"hidden", right},
+               {"expert hidden", right},
+               {"experts", right},
+               {"topk", right}});
+  for (const Model& model : models()) {
+    table.add({std::string(model.name), std::to_string(model.hidden),
+               std::to_string(model.expert_hidden), std::to_string(model.experts),
+               std::to_string(model.topk)});
+  }
+  return "Models (--model)\n" + table.to_string(2);
+}
+
+std::string as_text() {
+  std::string text =
+      fmt::format("wherry {}, commit {}\n{} build by {}\n\n", build_info::kVersion,
+                  build_info::git_commit(), build_info::kBuildType, build_info::kCompiler);
+  text += machine_text();
+  text += fmt::format("\nKernels\n  {}\n", kernels_text());
+  Table reach({{}, {}, {}});
+  for (const FabricInfo& fabric : fabrics()) {
+    reach.add({yes_no(fabric.available), fabric.name, fabric.reason});
+  }
+  text += "\nFabrics: how bytes reach other ranks\n" + reach.to_string(2);
+  Table options({{}, {}, {}});
+  for (const auto& option : build_info::kOptions) {
+    options.add({yes_no(option.enabled), std::string(option.name),
+                 fmt::format("{}: {}", option.gives, option.reason)});
+  }
+  text += "\nBuild options\n" + options.to_string(2);
+  return text + "\n" + models_text();
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Run& run) {
+  CLI::App* command =
+      app.add_subcommand("info", "What this build and machine can do, and why not the rest");
+  const auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "One JSON object on stdout");
+  command->callback([&run, json] {
+    run = [json] {
+      if (*json) {
+        print_json(as_json());
+      } else {
+        print_text(as_text());
+      }
+      return static_cast<int>(kOk);
+    };
+  });
+}
+
+}  // namespace wherry::cli
