@@ -1,6 +1,7 @@
 #include "measure.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <span>
 
@@ -160,7 +161,7 @@ Spread spread_of(std::vector<double> microseconds) {
   std::ranges::sort(microseconds);
   const auto at = [&](double quantile) {
     const auto last = static_cast<double>(microseconds.size() - 1);
-    return microseconds[static_cast<std::size_t>(quantile * last + 0.5)];
+    return microseconds[static_cast<std::size_t>(std::lround(quantile * last))];
   };
   return {at(0.5), at(0.99), microseconds.front()};
 }
