@@ -4,12 +4,13 @@
 JOBS ?= $(shell nproc)
 BUILD := build
 
-.PHONY: help demo test test-all bench format lint clean build setup-build setup-test
+.PHONY: help demo test test-all mutants bench format lint clean build setup-build setup-test
 
 help:
 	@echo "make demo      install what is missing, build, and run an MoE layer over four processes"
 	@echo "make test      the same set-up, then every test this machine can run"
 	@echo "make test-all  make test, with the tests that run for many minutes"
+	@echo "make mutants   break the source one rule at a time; a test must notice each"
 	@echo "make bench     the benchmarks (wherry bench)"
 	@echo "make format    clang-format 19 on every source"
 	@echo "make lint      clang-tidy 19 on every source"
@@ -37,6 +38,9 @@ test: setup-test
 test-all: setup-test
 	@$(MAKE) --no-print-directory build
 	@scripts/run_tests.sh $(BUILD) -j $(JOBS)
+
+mutants: setup-test
+	@python3 tests/mutants.py
 
 bench: setup-build
 	@$(MAKE) --no-print-directory build

@@ -30,7 +30,8 @@ enum class When { before_first, in_the_middle, after_last };
 struct Case {
   Channel channel;
   When when;
-  int signal;  // SIGKILL or SIGSTOP
+  int signal;          // SIGKILL or SIGSTOP
+  int late_rank = -1;  // enters its wait for the victim later than others wait for it
 };
 
 // What each survivor saw.
@@ -80,6 +81,15 @@ void survive(Group& group, const Batch& batch, const ExchangeConfig& config, con
     const Placement placement = Placement::contiguous(config.experts, kRanks);
     const auto layout = layout::make_window_layout(capacity_of(config, placement).params);
     make_faulty(group, layout, strike_at(c, report));
+  } else if (group.rank() == c.late_rank) {
+    const Placement placement = Placement::contiguous(config.experts, kRanks);
+    FaultScript script;
+    script.after = [](const SignalEvent& e) {
+      if (e.channel == Channel::dispatch && e.ordinal == 3 * kRanks - 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      }
+    };
+    make_faulty(group, layout::make_window_layout(capacity_of(config, placement).params), script);
   }
   Exchange exchange(group, config);
   Report::Rank& mine = report.ranks[static_cast<std::size_t>(group.rank())];
@@ -137,9 +147,9 @@ void expect_survivors_name_the_victim(const Case& c) {
   }
 }
 
-class Fault : public ::testing::TestWithParam<Case> {};
+class FaultAt : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Fault, EverySurvivorNamesTheRankWithinTheDeadline) {
+TEST_P(FaultAt, EverySurvivorNamesTheRankWithinTheDeadline) {
   expect_survivors_name_the_victim(GetParam());
 }
 
@@ -163,7 +173,13 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(AtEveryStage, Fault, ::testing::ValuesIn(all_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(EveryStage, FaultAt, ::testing::ValuesIn(all_cases()), case_name);
+
+// The victim stops after it has signalled ranks 3 and 0, but not 1. Rank 3 goes on and waits for rank
+// 1's results; rank 1 begins to wait for the victim later, so rank 3's deadline passes first.
+TEST(Fault, AWaitThatBeganEarlierNamesTheRankAtTheRootAndNotTheOneItWaitsFor) {
+  expect_survivors_name_the_victim({Channel::dispatch, When::in_the_middle, SIGSTOP, 1});
+}
 
 TEST(FaultAtStartUp, ARankThatDiesBeforeItsExchangeIsNamedAtOnce) {
   const Batch batch = make_batch(24, kRanks, 8, 2, 16, 22);

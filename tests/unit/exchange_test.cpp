@@ -77,8 +77,11 @@ TEST(Exchange, EveryLegalPairOfLayoutAndReductionEqualsItsDenseRule) {
       config.reduction = pair.reduction;
       SCOPED_TRACE(
           fmt::format("{} {} on {} ranks", name(pair.layout), name(pair.reduction), ranks));
-      EXPECT_NO_THROW(
-          run_threads(ranks, [&](Group& group) { run_and_verify<Bf16>(group, batch, config); }));
+      // fp32 rows show every bit of the sum, bf16 rows the one rounding.
+      EXPECT_NO_THROW(run_threads(ranks, [&](Group& group) {
+        run_and_verify<Bf16>(group, batch, config);
+        run_and_verify<float>(group, batch, config);
+      }));
     }
   }
 }
@@ -296,6 +299,15 @@ TEST(Exchange, DuplicateExpertsTravelOnceAndBothWeightsCount) {
       config.reduction = pair.reduction;
       Exchange exchange(group, config);
       expect_dense<Bf16>(exchange, batch, run_layer<Bf16>(exchange, batch));
+      // Experts 0, 1 live on rank 0 and 2, 3 on rank 1: token 0 has three slots on two ranks, token
+      // 1 has one, token 2 none.
+      const std::int64_t first = batch.token_begin[static_cast<std::size_t>(group.rank())];
+      std::int64_t rows = 0;
+      for (std::int64_t t = first; t < first + batch.tokens_of(group.rank()); ++t) {
+        rows += t == 2 ? 0 : t == 1 ? 1 : pair.layout == Layout::tokens ? 2 : 3;
+      }
+      expect(exchange.traffic().dispatch_rows == rows,
+             fmt::format("{} rows were sent, expected {}", exchange.traffic().dispatch_rows, rows));
     }
   });
 }

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Breaks the source on purpose, one rule at a time, and requires that a test notices.
+
+A mutant is a text that must occur exactly once in a file, what replaces it, and the test program
+that must fail with it. The mutated tree is a copy in BUILD/mutants; the source stays untouched.
+
+usage: tests/mutants.py [NAME ...]     all mutants, or those named
+"""
+import pathlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    breaks: str  # the rule it breaks
+    file: str
+    old: str
+    new: str
+    killed_by: str
+
+
+MUTANTS = [
+    Mutant("early_generation", "a generation is reused while its last step is in flight",
+           "src/exchange/exchange.cpp", "window.bases(), rank, size, generation};",
+           "window.bases(), rank, size, generation * 0};", "exchange_test"),
+    Mutant("no_credit", "an unpaired dispatch's rows are freed without asking their reader",
+           "src/exchange/exchange.cpp", "window.wait_all({Channel::credit,",
+           "if (false) window.wait_all({Channel::credit,", "reuse_test"),
+    Mutant("one_count_generation", "counts of the next plan overwrite those being read",
+           "src/exchange/exchange.cpp", "serial % layout::kCountGenerations,", "serial * 0,", "reuse_test"),
+    Mutant("early_epoch", "a wait ends one step too early",
+           "src/exchange/window.cpp", "return layout::signal_epoch(seen) >= signal.epoch;",
+           "return layout::signal_epoch(seen) + 1 >= signal.epoch;", "reuse_test"),
+    Mutant("blame_the_nearest", "a survivor blames whom it waits for, not who holds all up",
+           "src/exchange/window.cpp", "peer_died ? peer : root_of(peer);", "peer;", "fault_test"),
+    Mutant("reversed_sum", "by_token sums in k order",
+           "src/kernels/reference/combine_recv.cpp", "E::load(rows[i][h])", "E::load(rows[count - 1 - i][h])",
+           "exchange_test"),
+    Mutant("unfused", "multiply and add are fused",
+           "src/kernels/reference/combine_send.cpp",
+           "std::fma(static_cast<Sum>(entries[k].weight), E::load(result[h]), sum)",
+           "static_cast<Sum>(entries[k].weight) * E::load(result[h]) + sum", "exchange_test"),
+    Mutant("repeated_row", "the same slot twice in a token makes one row",
+           "src/plan/count.cpp", "plan.repeat[at] = 1;", "plan.repeat[at] = 0;", "exchange_test"),
+    Mutant("dirty_padding", "padding rows are zero",
+           "src/kernels/reference/dispatch_recv.cpp", "case Layout::grouped: zero_padding(a); return;",
+           "case Layout::grouped: if (a.topk < 0) zero_padding(a); return;", "exchange_test"),
+    Mutant("truncated_bf16", "bf16 rounds to nearest even",
+           "src/kernels/numerics.hpp", "(bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16", "bits >> 16",
+           "exchange_test"),
+]
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TREE = ROOT / "build" / "mutants" / "tree"
+BUILD = ROOT / "build" / "mutants" / "build"
+COPIED = ["CMakeLists.txt", "CMakePresets.json", "cmake", "include", "src", "tests", "cli"]
+
+
+def run(*command: str) -> int:
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
+
+
+def build(test: str) -> bool:
+    return run("cmake", "--build", str(BUILD), "--target", test) == 0
+
+
+def copy_tree() -> None:
+    TREE.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, TREE / name, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copy2(source, TREE / name)
+
+
+def passes(test: str) -> bool:
+    return run(str(BUILD / "tests" / test), "--gtest_brief=1") == 0
+
+
+def verdict(mutant: Mutant) -> str:
+    path = TREE / mutant.file
+    original = path.read_text()
+    if original.count(mutant.old) != 1:
+        return f"its text occurs {original.count(mutant.old)} times in {mutant.file}, not once"
+    path.write_text(original.replace(mutant.old, mutant.new))
+    try:
+        if not build(mutant.killed_by):
+            return "it does not compile"
+        return f"{mutant.killed_by} did not notice" if passes(mutant.killed_by) else ""
+    finally:
+        path.write_text(original)
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or [m.name for m in MUTANTS]
+    unknown = set(wanted) - {m.name for m in MUTANTS}
+    if unknown:
+        print(f"no mutant is named {', '.join(sorted(unknown))}; there are: {', '.join(m.name for m in MUTANTS)}")
+        return 2
+    chosen = [m for m in MUTANTS if m.name in wanted]
+    copy_tree()
+    configure = ["cmake", "-S", str(TREE), "-B", str(BUILD), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+                 "-DWHERRY_CUDA=OFF", "-DCMAKE_CXX_FLAGS=-O1"]
+    if run(*configure) != 0:
+        print("the copy of the tree does not configure:", " ".join(configure))
+        return 1
+    for test in sorted({m.killed_by for m in chosen}):
+        if not build(test) or not passes(test):
+            print(f"{test} does not pass before anything is broken")
+            return 1
+    survivors = 0
+    for mutant in chosen:
+        problem = verdict(mutant)
+        survivors += bool(problem)
+        print(f"{'SURVIVED' if problem else 'killed  '}  {mutant.name}: {mutant.breaks}"
+              f"{'; ' + problem if problem else ' (' + mutant.killed_by + ')'}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
