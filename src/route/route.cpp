@@ -83,7 +83,7 @@ Routing route(const RouterConfig& config, const RouterInput& input, std::span<st
   const auto experts = static_cast<std::size_t>(config.experts);
   const auto topk = static_cast<std::size_t>(config.topk);
   Chooser chooser(config);
-  std::vector<double> scratch(experts);
+  std::vector<double> scratch(std::max(experts, topk));
   for (std::int64_t token = 0; token < input.tokens; ++token) {
     const auto t = static_cast<std::size_t>(token);
     const std::span<const float> logits = input.logits.subspan(t * experts, experts);

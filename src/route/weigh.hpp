@@ -9,7 +9,7 @@
 namespace wherry {
 
 // weights [topk] of ids [topk] (-1: weight 0). `max` is the checked_max() of logits [experts];
-// scratch [experts] is overwritten.
+// scratch [max(experts, topk)] is overwritten.
 void weigh(const RouterConfig& config, std::span<const float> logits, float max,
            std::span<const std::int32_t> ids, std::span<double> scratch, std::span<float> weights);
 
