@@ -16,7 +16,6 @@ using wherry::CapacityConfig;
 using wherry::CapacityFormula;
 using wherry::DropPolicy;
 using wherry::RouterConfig;
-using wherry::Score;
 using wherry::Selection;
 
 using Triple = std::tuple<int, int, int>;  // token, expert, slot

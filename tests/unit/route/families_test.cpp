@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ostream>
 
 #include "reference.hpp"
 #include "routed.hpp"
@@ -15,6 +16,7 @@ using wherry::Score;
 struct Family {
   const char* name;
   RouterConfig config;
+  friend void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
 };
 
 const Family kFamilies[] = {

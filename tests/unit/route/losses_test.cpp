@@ -169,8 +169,8 @@ TEST(Losses, APerfectBalanceCostsTheCoefficient) {
     const RouterConfig config{.experts = 8, .topk = 2, .score = score};
     std::vector<float> logits(64, -1.0F);
     std::vector<std::int32_t> ids;
-    for (int t = 0; t < 8; ++t) {
-      logits[static_cast<std::size_t>(t * 8 + t)] = 3.0F;
+    for (std::int32_t t = 0; t < 8; ++t) {
+      logits[static_cast<std::size_t>(t) * 9] = 3.0F;
       ids.insert(ids.end(), {t, (t + 1) % 8});
     }
     const BalanceInput input{.tokens = 8, .logits = logits, .ids = ids, .coefficient = 1.0};

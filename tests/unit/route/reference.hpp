@@ -78,8 +78,8 @@ inline bool clear_cut(const std::vector<double>& values, const std::vector<int>&
 inline std::vector<double> weights_of(const RouterConfig& config, const std::vector<double>& x,
                                       const std::vector<int>& ids) {
   const std::vector<double> s = scores(config.score, x);
-  std::vector<double> w;
-  for (const int id : ids) w.push_back(s[static_cast<std::size_t>(id)]);
+  std::vector<double> w(ids.size());
+  for (std::size_t k = 0; k < w.size(); ++k) w[k] = s[static_cast<std::size_t>(ids[k])];
   if (config.score == Score::topk_softmax) {
     w = softmax(w);
   } else if (config.normalize) {
