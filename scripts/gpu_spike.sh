@@ -20,7 +20,7 @@ done
 flags=(-std=c++20 -O3 --fmad=false -lineinfo -Xcompiler=-Wall,-Wextra,-ffp-contract=off
        -Isrc -Iinclude "${gencode[@]}")
 sources=(src/kernels/cuda/{count,dispatch_send,dispatch_recv,combine_send,combine_recv}.cu
-         bench/cuda/{cluster,main}.cu)
+         bench/cuda/{cluster,check,soak,time,main}.cu)
 
 build_program() {
   local objects=() failed=0 source object jobs=()

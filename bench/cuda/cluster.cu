@@ -1,6 +1,7 @@
 #include "cluster.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace wherry::bench {
@@ -166,7 +167,10 @@ Cluster::Cluster(const Options& options) : shape_(options.shape), first_(options
   const int local_ranks = options.local_ranks > 0 ? options.local_ranks : shape_.ranks;
   launch_ranks = local_ranks;
   const bool bulk = shape_.bulk && cuda::bulk_legal(shape_.row_bytes(), shape_.x_bytes(), nullptr);
-  dispatch_shape = cuda::choose_dispatch_shape(shape_.tokens, shape_.row_bytes(), shape_.blocks, bulk);
+  const double everywhere = shape_.ranks * (1.0 - std::pow(1.0 - 1.0 / shape_.ranks, shape_.topk));
+  dispatch_shape = cuda::choose_dispatch_shape(
+      {shape_.tokens, shape_.row_bytes(),
+       shape_.layout == Layout::tokens || shape_.fill ? everywhere : shape_.topk, shape_.blocks, bulk});
   combine_shape = cuda::choose_combine_shape(shape_.tokens, shape_.x_bytes(), shape_.blocks);
 
   std::vector<std::int32_t> identity(static_cast<std::size_t>(shape_.experts) + 1);
@@ -211,7 +215,7 @@ void Cluster::make_windows(const Options& options) {
   params.token_row_capacity = entries ? token_rows : 0;
   params.result_capacity = params.row_capacity;
   params.partial_capacity =
-      shape_.layout == Layout::grouped && shape_.reduction == Reduction::by_rank ? token_rows : 0;
+      shape_.layout == Layout::grouped && shape_.reduction == Reduction::by_rank && shape_.partials ? token_rows : 0;
   layout_ = layout::make_window_layout(params);
 
   windows_.assign(static_cast<std::size_t>(shape_.ranks), nullptr);
@@ -304,7 +308,7 @@ void Cluster::plan(int generation, cuda::CountStep step) {
     Local& local = locals_[i];
     table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)], placement_,
                      local.ids, local.weights, false, local.block_counts, local.bad_choice,
-                     (shape_.tokens + shape_.blocks - 1) / shape_.blocks, shape_.alignment,
+                     cuda::choose_chunk_tokens(shape_.tokens, shape_.blocks), shape_.alignment,
                      rows_per_slot(shape_),
                      shape_.layout == Layout::grouped ? static_cast<std::int32_t>(layout_.row_capacity) : 0};
   }
@@ -358,7 +362,7 @@ void Cluster::dispatch(int generation) {
 
 namespace {
 bool sums_partials(const Shape& shape) {
-  return shape.layout == Layout::grouped && shape.reduction == Reduction::by_rank;
+  return shape.layout == Layout::grouped && shape.reduction == Reduction::by_rank && shape.partials;
 }
 }  // namespace
 
@@ -377,6 +381,7 @@ void Cluster::combine_recv(int generation, bool send) {
   cuda::RankTable<cuda::CombineRecvArgs> table{};
   const cuda::Sum sum = shape_.reduction == Reduction::by_token ? cuda::Sum::choices
                         : sums_partials(shape_)                 ? cuda::Sum::partials
+                        : shape_.layout == Layout::grouped      ? cuda::Sum::ranked
                                                                 : cuda::Sum::token_rows;
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     Local& local = locals_[i];
@@ -458,6 +463,21 @@ bool Cluster::plan_is_right(int generation, int set) {
             same("token_rows_to", r, p.token_rows_to, e.token_rows_to) && right;
   }
   return right;
+}
+
+bool Cluster::sums_are_nan() {
+  CUDA_OK(cudaStreamSynchronize(stream_));
+  for (Local& local : locals_) {
+    std::vector<std::uint16_t> out(static_cast<std::size_t>(shape_.tokens_of(local.rank)) *
+                                   static_cast<std::size_t>(shape_.hidden));
+    CUDA_OK(cudaMemcpy(out.data(), local.out, out.size() * 2, cudaMemcpyDeviceToHost));
+    for (const std::uint16_t element : out) {
+      if (element == 0x7FC0) continue;
+      std::printf("rank %d: %04x where the one NaN belongs\n", local.rank, element);
+      return false;
+    }
+  }
+  return true;
 }
 
 bool Cluster::sums_are_right_on_host(int set) {

@@ -75,6 +75,7 @@ class Cluster {
   [[nodiscard]] Mismatches mismatches();
   [[nodiscard]] bool plan_is_right(int generation, int set);
   [[nodiscard]] bool sums_are_right_on_host(int set);
+  [[nodiscard]] bool sums_are_nan();  // after a combine of poisoned results, no choice absent
   [[nodiscard]] layout::Fault fault(int local) const;
   void poison_windows();  // NaN wherever rows, results, entries and partials go; and in out
 

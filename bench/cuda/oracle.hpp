@@ -27,6 +27,7 @@ struct Shape {
   int depth = 2;
   int alignment = 1;
   bool e4m3 = false;       // dispatch quantised rows
+  bool partials = false;   // grouped by_rank: sums travel as partials instead of being made at home
   bool fill = false;       // grouped: further slots are filled on arrival (Rows::first_slot)
   bool bulk = true;        // bulk copies where legal, else ordinary ones
   bool uneven = false;

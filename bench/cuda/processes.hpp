@@ -23,16 +23,16 @@
 namespace wherry::bench {
 
 inline constexpr int kMaxProcesses = 16;
-inline constexpr int kMaxSamples = 1024;
+inline constexpr int kMaxSamples = 64;
+enum TimedStage : int { kDispatch, kCombine, kBoth, kNumStages };
 
 struct SharedPage {
   int ranks = 0;
   std::atomic<int> arrived{0};
   std::atomic<int> phase{0};
   cudaIpcMemHandle_t handles[kMaxProcesses] = {};
-  float samples[kMaxProcesses][2][kMaxSamples] = {};  // us of (dispatch, combine)
+  float samples[kMaxProcesses][kNumStages][kMaxSamples] = {};  // us
   double copy_gbps = 0.0;
-  char note[256] = {};
 
   void barrier() {
     const int mine = phase.load();

@@ -130,7 +130,9 @@ struct DispatchRecvArgs {
 // Where a token's terms lie and how they are summed.
 enum class Sum : std::uint32_t {
   token_rows,  // Layout::tokens: results, one per (token, rank), plain sum, ranks ascending
-  partials,    // by_rank: partials, one per (token, rank), plain sum, ranks ascending
+  partials,    // by_rank over a link: partials that combine_send summed, else as token_rows
+  ranked,      // by_rank within one memory: results, one per (token, k); the partials are summed
+               // at home with the same bits, which moves 9 rows for a token where partials move 20
   choices,     // by_token: results, one per (token, k), fused multiply-add, k ascending
 };
 

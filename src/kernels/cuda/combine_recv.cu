@@ -15,43 +15,49 @@ struct Source {
   std::int32_t row;
   float weight;
 };
-template <bool kByToken>
+template <Arithmetic kArithmetic>
 __device__ Source load_source(const CombineRecvArgs& args, std::uint32_t token, int lane) {
   const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
-  if constexpr (kByToken) return {choice.dest, choice.row, choice.weight};
-  return {choice.dest, choice.token_row, 1.0F};
+  if constexpr (kArithmetic == Arithmetic::plain) return {choice.dest, choice.token_row, 1.0F};
+  return {choice.dest, choice.row, choice.weight};
 }
 
 // One warp: lists the terms of a token in the order in which they are summed; returns how many.
-template <bool kByToken>
-__device__ int list_terms(const CombineRecvArgs& args, const Source& choice, WarpTerms& terms,
+// plain: one for each rank, ranks ascending; ranked: each choice, ranks and then k ascending;
+// weighted: each choice, k ascending.
+template <Arithmetic kArithmetic>
+__device__ int list_terms(const CombineRecvArgs& args, const Source& source, WarpTerms& terms,
                           int lane) {
   const RankContext& context = args.context;
   const layout::WindowLayout& layout = context.layout;
-  const bool present = kByToken ? choice.dest >= 0 : is_first_with(choice.dest, lane);
+  const unsigned same_rank = __match_any_sync(kAllLanes, source.dest);
+  const bool first_of_rank = (same_rank & lanes_before(lane)) == 0;
+  const bool present =
+      source.dest >= 0 && (kArithmetic != Arithmetic::plain || first_of_rank);
   const unsigned lanes = __ballot_sync(kAllLanes, present);
   int order = __popc(lanes & lanes_before(lane));
-  if constexpr (!kByToken) {
-    order = 0;  // ranks ascending
-    for_each_lane(lanes, [&](int source) {
-      order += __shfl_sync(kAllLanes, choice.dest, source) < choice.dest ? 1 : 0;
+  if constexpr (kArithmetic != Arithmetic::weighted) {
+    order = __popc(lanes & same_rank & lanes_before(lane));
+    for_each_lane(lanes, [&](int other) {
+      order += __shfl_sync(kAllLanes, source.dest, other) < source.dest ? 1 : 0;
     });
   }
   const std::byte* row = nullptr;
   if (present) {
-    const auto at = static_cast<std::uint64_t>(choice.row);
-    row = window_at<std::byte>(context, choice.dest,
+    const auto at = static_cast<std::uint64_t>(source.row);
+    row = window_at<std::byte>(context, source.dest,
                                args.sum == Sum::partials ? layout.partial(args.generation, at)
                                                          : layout.result(args.generation, at));
   }
-  put_term(terms, present, order, row, choice.weight);
+  const bool last_of_rank = (same_rank >> lane) == 1U;
+  put_term(terms, present, order, {row, source.weight, last_of_rank ? 1 : 0});
   return __popc(lanes);
 }
 
 // An item is (token, part): with few tokens several warps share one.
-template <bool kByToken>
-__device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms (&terms)[kSumWarps],
-                           std::uint32_t parts) {
+template <Arithmetic kArithmetic, int kThreads>
+__device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::uint32_t parts) {
+  constexpr int kWarps = kThreads / kWarpLanes;
   const RankContext& context = args.context;
   const int lane = lane_index();
   const int warp = warp_index();
@@ -61,23 +67,24 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms (&terms)[kSumW
   const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
                        reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
   const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  const std::uint32_t stride = gridDim.x * kSumWarps;
-  std::uint32_t item = blockIdx.x * kSumWarps + static_cast<std::uint32_t>(warp);
-  Source next = load_source<kByToken>(args, item / parts, lane);
+  const std::uint32_t stride = gridDim.x * kWarps;
+  std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
+  Source next = load_source<kArithmetic>(args, item / parts, lane);
   for (; item < items; item += stride) {
-    const int count = list_terms<kByToken>(args, next, terms[warp], lane);
-    next = load_source<kByToken>(args, (item + stride) / parts, lane);
+    const int count = list_terms<kArithmetic>(args, next, terms[warp], lane);
+    next = load_source<kArithmetic>(args, (item + stride) / parts, lane);
     const std::uint32_t first = item % parts * part_vectors;
-    sum_rows<kByToken>(terms[warp], count, args.out + item / parts * args.out_pitch, aligned,
-                        row_bytes, first, min(first + part_vectors, vectors), lane);
+    const SumTarget target{args.out + item / parts * args.out_pitch, aligned, row_bytes, first,
+                           min(first + part_vectors, vectors)};
+    sum_rows<kArithmetic, kThreads>(terms[warp], count, target, lane);
   }
 }
 
-template <bool kByToken>
-__global__ void __launch_bounds__(kSumThreads)
+template <Arithmetic kArithmetic, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
     combine_recv(const __grid_constant__ RankTable<CombineRecvArgs> table, std::uint32_t parts) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
-  __shared__ WarpTerms terms[kSumWarps];
+  __shared__ WarpTerms terms[kThreads / kWarpLanes];
   const CombineRecvArgs& args = table.rank[blockIdx.y];
   const RankContext& context = args.context;
   RankState& state = *context.state;
@@ -93,33 +100,43 @@ __global__ void __launch_bounds__(kSumThreads)
   const bool complete = wait_for_peers(
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
   if (!complete) return;
-  sum_tokens<kByToken>(args, terms, parts);
+  sum_tokens<kArithmetic, kThreads>(args, terms, parts);
   if (is_last_block(state, Arrival::combine_received) && threadIdx.x == 0) {
     received = begin.epoch;
     if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
   }
 }
 
+template <Arithmetic kArithmetic, int kThreads>
+cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const CombineShape& shape,
+                   cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
+  combine_recv<kArithmetic, kThreads>
+      <<<grid, kThreads, 0, stream>>>(table, static_cast<std::uint32_t>(shape.parts));
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes, int num_sms) {
   // Each part is at least one load a lane; more parts only while there are warps without work.
-  const std::int64_t warps = std::int64_t{num_sms} * kSumWarps;
+  const std::int64_t warps = std::int64_t{num_sms} * kMaxSumThreads / kWarpLanes;
   const auto most = static_cast<std::int64_t>((row_bytes + 511) / 512);
   const std::int64_t wanted = tokens > 0 ? (warps + tokens - 1) / tokens : 1;
-  return {num_sms, static_cast<int>(wanted < most ? wanted : most)};
+  return {num_sms, static_cast<int>(wanted < most ? wanted : most), kMaxSumThreads};
 }
 
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
                                 const CombineShape& shape, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
-  const auto parts = static_cast<std::uint32_t>(shape.parts);
-  if (table.rank[0].sum == Sum::choices) {
-    combine_recv<true><<<grid, kSumThreads, 0, stream>>>(table, parts);
-  } else {
-    combine_recv<false><<<grid, kSumThreads, 0, stream>>>(table, parts);
+  switch (table.rank[0].sum) {
+    case Sum::token_rows:
+    case Sum::partials:
+      return shape.threads == 512 ? launch<Arithmetic::plain, 512>(table, ranks, shape, stream)
+                                  : launch<Arithmetic::plain, 1024>(table, ranks, shape, stream);
+    case Sum::ranked: return launch<Arithmetic::ranked, 1024>(table, ranks, shape, stream);
+    case Sum::choices: return launch<Arithmetic::weighted, 1024>(table, ranks, shape, stream);
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace wherry::kernels::cuda

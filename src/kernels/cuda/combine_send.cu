@@ -9,16 +9,19 @@ namespace wherry::kernels::cuda {
 
 namespace {
 
+constexpr int kThreads = kMaxSumThreads;
+constexpr int kWarps = kThreads / kWarpLanes;
+
 __device__ void sum_partials(const CombineSendArgs& args) {
-  __shared__ WarpTerms terms[kSumWarps];
+  __shared__ WarpTerms terms[kWarps];
   const RankContext& context = args.context;
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
   const int warp = warp_index();
   const auto token_rows = static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]);
   const auto vectors = static_cast<std::uint32_t>(layout.result_pitch / sizeof(uint4));
-  for (std::uint32_t token_row = blockIdx.x * kSumWarps + static_cast<std::uint32_t>(warp);
-       token_row < token_rows; token_row += gridDim.x * kSumWarps) {
+  for (std::uint32_t token_row = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
+       token_row < token_rows; token_row += gridDim.x * kWarps) {
     const auto* entries = window_at<layout::TokenEntry>(
         context, context.rank, layout.token_entries(args.generation, token_row));
     layout::TokenEntry entry{-1, 0.0F};
@@ -30,15 +33,15 @@ __device__ void sum_partials(const CombineSendArgs& args) {
                       context, context.rank,
                       layout.result(args.generation, static_cast<std::uint64_t>(entry.position)))
                 : nullptr;
-    put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), row, entry.weight);
+    put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), {row, entry.weight, 0});
     auto* out = window_at<std::byte>(context, context.rank,
                                      layout.partial(args.generation, token_row));
-    sum_rows<true>(terms[warp], __popc(lanes), out, true,
-                   static_cast<std::uint32_t>(layout.result_bytes), 0, vectors, lane);
+    const SumTarget target{out, true, static_cast<std::uint32_t>(layout.result_bytes), 0, vectors};
+    sum_rows<Arithmetic::weighted, kThreads>(terms[warp], __popc(lanes), target, lane);
   }
 }
 
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kThreads)
     combine_send(const __grid_constant__ RankTable<CombineSendArgs> table) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
   const CombineSendArgs& args = table.rank[blockIdx.y];
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(kSumThreads)
 cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
                                 cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  combine_send<<<grid, kSumThreads, 0, stream>>>(table);
+  combine_send<<<grid, kThreads, 0, stream>>>(table);
   return cudaGetLastError();
 }
 

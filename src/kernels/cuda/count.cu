@@ -19,6 +19,7 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kMaxCountShared = 200 * 1024;
 constexpr int kTokensInFlight = 4;
+constexpr int kLoadsInFlight = 16;
 
 __device__ std::size_t choice_at(std::uint32_t token, int topk, int lane) {
   return static_cast<std::size_t>(token) * static_cast<std::size_t>(topk) +
@@ -77,8 +78,14 @@ __device__ void count_token(const CountArgs& args, std::uint32_t token, std::int
   args.plan.weight[at] = args.weights != nullptr ? args.weights[at] : 1.0F;
 }
 
-// One block: its warps' counts become each warp's offset within the block; returns nothing, the
-// block's totals go to block_counts.
+// Blocks that count any tokens at all.
+__device__ int num_counting_blocks(const CountArgs& args) {
+  return min((args.plan.tokens + args.chunk_tokens - 1) / args.chunk_tokens,
+             static_cast<int>(gridDim.x));
+}
+
+// One block: its warps' counts become each warp's offset within the block; the block's
+// totals go to block_counts.
 __device__ void sum_over_warps(const CountArgs& args, std::int32_t* counts, int entries,
                                int warps) {
   for (int entry = static_cast<int>(threadIdx.x); entry < entries;
@@ -99,15 +106,21 @@ __device__ void tell_peers(const CountArgs& args, int entries, std::uint32_t pla
   const std::uint32_t generation = plans % layout::kCountGenerations;
   const std::uint64_t message = context.layout.count_message(
       generation, static_cast<std::uint64_t>(context.rank));
-  const int blocks = static_cast<int>(gridDim.x);
+  const int blocks = num_counting_blocks(args);
   for (int entry = static_cast<int>(threadIdx.x); entry < entries;
        entry += static_cast<int>(blockDim.x)) {
     std::int32_t before = 0;
-#pragma unroll 8
-    for (int block = 0; block < blocks; ++block) {
-      const std::int32_t mine = args.block_counts[block * entries + entry];
-      args.block_counts[block * entries + entry] = before;
-      before += mine;
+    for (int base = 0; base < blocks; base += kLoadsInFlight) {
+      std::int32_t mine[kLoadsInFlight];  // all loads before the stores: one latency, not `blocks`
+#pragma unroll
+      for (int i = 0; i < kLoadsInFlight; ++i) {
+        mine[i] = base + i < blocks ? args.block_counts[(base + i) * entries + entry] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kLoadsInFlight; ++i) {
+        if (base + i < blocks) args.block_counts[(base + i) * entries + entry] = before;
+        before += mine[i];
+      }
     }
     for (int peer = 0; peer < context.ranks; ++peer) {
       window_at<std::int32_t>(context, peer, message + layout::kCountHeaderBytes)[entry] = before;
@@ -131,25 +144,25 @@ __device__ void tell_peers(const CountArgs& args, int entries, std::uint32_t pla
                plans / layout::kCountGenerations + 1, [&](int) { return 0U; });
 }
 
-__device__ void send_counts(const CountArgs& args, std::uint32_t plans, std::int32_t* counts,
-                            int counting_warps) {
+__device__ void count_chunk(const CountArgs& args, std::int32_t* counts, int counting_warps) {
   const int entries = args.placement.slots + args.context.ranks;
   const int lane = lane_index();
   const int warp = warp_index();
-  for (int at = static_cast<int>(threadIdx.x); at < counting_warps * entries;
+  const auto tokens = static_cast<std::uint32_t>(args.plan.tokens);
+  const auto chunk = static_cast<std::uint32_t>(args.chunk_tokens);
+  const std::uint32_t run = (chunk + static_cast<std::uint32_t>(counting_warps) - 1) /
+                            static_cast<std::uint32_t>(counting_warps);
+  const int used_warps = static_cast<int>((chunk + run - 1) / run);
+  for (int at = static_cast<int>(threadIdx.x); at < used_warps * entries;
        at += static_cast<int>(blockDim.x)) {
     counts[at] = 0;
   }
   __syncthreads();
 
-  const auto tokens = static_cast<std::uint32_t>(args.plan.tokens);
-  const auto chunk = static_cast<std::uint32_t>(args.chunk_tokens);
   const std::uint32_t chunk_begin = min(blockIdx.x * chunk, tokens);
   const std::uint32_t chunk_end = min(chunk_begin + chunk, tokens);
-  const auto warps = static_cast<std::uint32_t>(counting_warps);
-  const std::uint32_t run = (chunk + warps - 1) / warps;
   const std::uint32_t begin = min(chunk_begin + static_cast<std::uint32_t>(warp) * run, chunk_end);
-  const std::uint32_t end = warp < counting_warps ? min(begin + run, chunk_end) : begin;
+  const std::uint32_t end = warp < used_warps ? min(begin + run, chunk_end) : begin;
   const int topk = args.context.topk;
   std::int32_t* my_counts = counts + warp * entries;
   for (std::uint32_t base = begin; base < end; base += kTokensInFlight) {
@@ -165,7 +178,7 @@ __device__ void send_counts(const CountArgs& args, std::uint32_t plans, std::int
     }
   }
   __syncthreads();
-  sum_over_warps(args, counts, entries, counting_warps);
+  sum_over_warps(args, counts, entries, used_warps);
   __syncthreads();
   for (std::uint32_t token = begin; token < end; ++token) {
     if (lane >= topk) continue;
@@ -174,19 +187,27 @@ __device__ void send_counts(const CountArgs& args, std::uint32_t plans, std::int
     args.plan.row[at] += my_counts[args.plan.slot[at]];
     args.plan.token_row[at] += my_counts[args.placement.slots + args.plan.dest[at]];
   }
-  if (is_last_block(*args.context.state, Arrival::counted)) tell_peers(args, entries, plans);
+}
+
+__device__ void send_counts(const CountArgs& args, std::uint32_t plans, std::int32_t* counts,
+                            int counting_warps) {
+  if (static_cast<int>(blockIdx.x) < num_counting_blocks(args)) {
+    count_chunk(args, counts, counting_warps);
+  }
+  if (is_last_block(*args.context.state, Arrival::counted)) {
+    tell_peers(args, args.placement.slots + args.context.ranks, plans);
+  }
 }
 
 // --- Placing ------------------------------------------------------------------------------------
 
+// The counts of all ranks, as they lie in this rank's window.
 struct CountTable {
-  const RankContext& context;
-  std::uint32_t generation;
+  const std::byte* entries;  // of rank 0
+  std::uint64_t stride;
   __device__ std::int32_t operator()(int rank, int entry) const {
-    return window_at<std::int32_t>(
-        context, context.rank,
-        context.layout.count_message(generation, static_cast<std::uint64_t>(rank)) +
-            layout::kCountHeaderBytes)[entry];
+    return reinterpret_cast<const std::int32_t*>(entries +
+                                                 static_cast<std::uint64_t>(rank) * stride)[entry];
   }
 };
 
@@ -205,6 +226,7 @@ __device__ std::int32_t place_slots(const CountArgs& args, const CountTable& cou
     std::int32_t before = 0;
     std::int32_t total = 0;
     if (local < local_slots) {
+#pragma unroll 8
       for (int source = 0; source < context.ranks; ++source) {
         const std::int32_t count = counts(source, first_slot + local);
         if (source < context.rank) before += count;
@@ -253,6 +275,7 @@ __device__ std::int32_t place_token_rows(const CountArgs& args, const CountTable
   const int slots = args.placement.slots;
   std::int32_t before = 0;
   std::int32_t total = 0;
+#pragma unroll 8
   for (int source = 0; source < context.ranks; ++source) {
     const std::int32_t count = counts(source, slots + rank);
     if (source < context.rank) before += count;
@@ -304,7 +327,10 @@ __device__ bool receive_counts(const CountArgs& args, std::uint32_t plans, std::
                        plans / layout::kCountGenerations + 1};
   if (!wait_for_peers(context, info, [](int) { return std::int64_t{-1}; })) return false;
 
-  const CountTable counts{context, generation};
+  const CountTable counts{
+      window_at<std::byte>(context, context.rank,
+                           context.layout.count_message(generation, 0) + layout::kCountHeaderBytes),
+      context.layout.counts_stride};
   const bool write = blockIdx.x == 0;
   const int lane = lane_index();
   const int warps = static_cast<int>(blockDim.x) / kWarpLanes;

@@ -22,9 +22,15 @@ struct DispatchShape {
   int stores_in_flight = 0;  // groups that may still be reading shared memory when a load is issued
   std::uint32_t piece_bytes = 0;
 };
-// Pure. `bulk`: the device has bulk copies, and rows and their pitch are multiples of 16 bytes.
-[[nodiscard]] DispatchShape choose_dispatch_shape(std::int64_t tokens, std::uint64_t row_bytes,
-                                                  int num_sms, bool bulk);
+struct DispatchJob {
+  std::int64_t tokens = 0;
+  std::uint64_t row_bytes = 0;
+  double copies = 1.0;  // rows a token is expected to be written to
+  int num_sms = 1;
+  bool bulk = false;  // the device has bulk copies, and rows and their pitch are legal for them
+};
+// Pure.
+[[nodiscard]] DispatchShape choose_dispatch_shape(const DispatchJob& job);
 // Whether x can be sent by bulk copies at all.
 [[nodiscard]] inline bool bulk_legal(std::uint64_t row_bytes, std::uint64_t pitch,
                                      const void* x) noexcept {
@@ -35,12 +41,19 @@ struct DispatchShape {
 struct CombineShape {
   int blocks = 0;
   int parts = 1;
+  int threads = 1024;  // of a block: 1024, or 512 with twice the loads in flight in each (plain sums)
 };
 [[nodiscard]] CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes,
                                                 int num_sms);
 
 // Stage 2. count_send counts and tells; count_recv waits and places; `both` does it in one launch.
 enum class CountStep { send, recv, both };
+// Tokens each block counts (CountArgs::chunk_tokens): few tokens are not worth many blocks.
+[[nodiscard]] constexpr int choose_chunk_tokens(int tokens, int blocks) noexcept {
+  constexpr int kSmallest = 16;
+  const int even = (tokens + blocks - 1) / blocks;
+  return even > kSmallest ? even : kSmallest;
+}
 [[nodiscard]] std::size_t count_workspace_entries(int blocks, int slots, int ranks);
 cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, int blocks, CountStep step,
                          cudaStream_t stream);

@@ -1,6 +1,6 @@
 // Sums of bf16 rows in fp32, the arithmetic of combine: a warp sums one token, or a part of one.
-// The terms' addresses wait in shared memory, where all lanes read them at once: keeping eight
-// pointers and weights in registers leaves too few of them for the rows in flight.
+// The terms wait in shared memory, where all lanes read them at once: eight pointers and weights in
+// registers would leave too few of those for the rows in flight.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,66 +8,54 @@
 #include <cstdint>
 
 #include "kernels/cuda/choices.cuh"
-#include "kernels/numerics.hpp"
 
 namespace wherry::kernels::cuda {
 
-inline constexpr int kSumThreads = 1024;
-inline constexpr int kSumWarps = kSumThreads / kWarpLanes;
-inline constexpr int kRowsInFlight = 8;
+inline constexpr int kMaxSumThreads = 1024;
 inline constexpr int kVectorElements = 8;  // bf16 elements of a 16-byte load
+
+enum class Arithmetic {
+  plain,     // total = total + x
+  weighted,  // total = fma(weight, x, total)
+  ranked,    // weighted within a rank; each rank's part is rounded to bf16, then added
+};
 
 struct Term {
   const std::byte* row;
   float weight;
+  std::int32_t last_of_rank;  // ranked: the last term of its rank
 };
 using WarpTerms = Term[kMaxTopk];
 
 // Puts this lane's term in place `order` of its warp's list.
-__device__ inline void put_term(WarpTerms& terms, bool present, int order, const std::byte* row,
-                                float weight) {
+__device__ inline void put_term(WarpTerms& terms, bool present, int order, const Term& term) {
   __syncwarp();  // the list's last readers are done
-  if (present) terms[order] = {row, weight};
+  if (present) terms[order] = term;
   __syncwarp();
 }
 
-// Plain sums add 0 + a + b ...; weighted ones fuse the multiplication, as the contract says.
-template <bool kWeighted>
-__device__ void add_term(float (&sum)[kVectorElements], const uint4& packed, float weight) {
-  const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float low = __uint_as_float(pairs[i] << 16);
-    const float high = __uint_as_float(pairs[i] & 0xFFFF0000U);
-    if constexpr (kWeighted) {
-      sum[2 * i] = __fmaf_rn(weight, low, sum[2 * i]);
-      sum[2 * i + 1] = __fmaf_rn(weight, high, sum[2 * i + 1]);
-    } else {
-      sum[2 * i] = __fadd_rn(sum[2 * i], low);
-      sum[2 * i + 1] = __fadd_rn(sum[2 * i + 1], high);
-    }
-  }
+// Rounds to nearest even, two values an instruction. Its NaN is 0x7FFF, ours 0x7FC0: if one of the
+// eight may be NaN (rare), the halves that are get replaced.
+__device__ inline std::uint32_t with_our_nan(std::uint32_t pair) {
+  constexpr std::uint32_t kTheirs = 0x7FFFU;
+  constexpr std::uint32_t kDifference = kTheirs ^ 0x7FC0U;
+  if ((pair & 0xFFFFU) == kTheirs) pair ^= kDifference;
+  if ((pair >> 16) == kTheirs) pair ^= kDifference << 16;
+  return pair;
 }
-
-// Rounds to nearest even. The instruction does that for two values at once, with another NaN than
-// ours: a total that is NaN (rare) takes the slow way.
 __device__ inline uint4 round_to_bf16(const float (&sum)[kVectorElements]) {
   float total = sum[0];
-#pragma unroll
-  for (int i = 1; i < kVectorElements; ++i) total += sum[i];
   std::uint32_t pairs[4];
-  if (total == total) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
-      pairs[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
-    }
-  } else {
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
+    pairs[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
+    if (i > 0) total += sum[2 * i];
+    total += sum[2 * i + 1];
+  }
+  if (total != total) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      pairs[i] = static_cast<std::uint32_t>(float_to_bf16(sum[2 * i])) |
-                 (static_cast<std::uint32_t>(float_to_bf16(sum[2 * i + 1])) << 16);
-    }
+    for (std::uint32_t& pair : pairs) pair = with_our_nan(pair);
   }
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
@@ -76,47 +64,153 @@ __device__ inline uint4 round_to_bf16(const float (&sum)[kVectorElements]) {
 __device__ inline void store_odd(std::byte* out, std::uint32_t vector, const uint4& packed,
                                  std::uint32_t row_bytes) {
   const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
-  auto* elements = reinterpret_cast<std::uint16_t*>(out);
   const std::uint32_t num_elements = row_bytes / 2;
+  const bool pairs_aligned = reinterpret_cast<std::uintptr_t>(out) % 4 == 0;
 #pragma unroll
-  for (int i = 0; i < kVectorElements; ++i) {
-    const std::uint32_t at = vector * kVectorElements + static_cast<std::uint32_t>(i);
-    if (at < num_elements) {
-      elements[at] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 == 0 ? 0 : 16));
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = vector * kVectorElements + static_cast<std::uint32_t>(2 * i);
+    auto* to = reinterpret_cast<std::uint16_t*>(out) + at;
+    if (pairs_aligned && at + 1 < num_elements) {
+      *reinterpret_cast<std::uint32_t*>(to) = pairs[i];
+      continue;
+    }
+    if (at < num_elements) to[0] = static_cast<std::uint16_t>(pairs[i]);
+    if (at + 1 < num_elements) to[1] = static_cast<std::uint16_t>(pairs[i] >> 16);
+  }
+}
+
+// Where a warp's sum goes: vectors [first, end) of a row at `out`.
+struct SumTarget {
+  std::byte* out;
+  bool aligned;  // out and row_bytes are multiples of 16 bytes; rows in windows always are
+  std::uint32_t row_bytes;
+  std::uint32_t first;
+  std::uint32_t end;
+};
+__device__ inline void store_sum(const SumTarget& target, std::uint32_t vector,
+                                 const float (&sum)[kVectorElements]) {
+  const uint4 rounded = round_to_bf16(sum);
+  if (target.aligned) {
+    __stcs(reinterpret_cast<uint4*>(target.out) + vector, rounded);
+  } else {
+    store_odd(target.out, vector, rounded, target.row_bytes);
+  }
+}
+
+template <bool kWeighted>
+__device__ void add_vector(float (&sum)[kVectorElements], const uint4& packed, float weight) {
+  const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = __uint_as_float(pairs[i] << 16);
+    const float high = __uint_as_float(pairs[i] & 0xFFFF0000U);
+    sum[2 * i] = kWeighted ? __fmaf_rn(weight, low, sum[2 * i]) : __fadd_rn(sum[2 * i], low);
+    sum[2 * i + 1] =
+        kWeighted ? __fmaf_rn(weight, high, sum[2 * i + 1]) : __fadd_rn(sum[2 * i + 1], high);
+  }
+}
+
+// Vectors [begin, begin + 32 * kVectors) of exactly kRows plain terms, without a branch.
+template <int kRows, int kVectors>
+__device__ void sum_exact_vectors(const uint4* const (&rows)[kRows], uint4* out,
+                                  std::uint32_t vector) {
+  uint4 loaded[kVectors][kRows];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) loaded[v][i] = __ldcs(rows[i] + vector + v * kWarpLanes);
+  }
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    float sum[kVectorElements] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) add_vector<false>(sum, loaded[v][i], 1.0F);
+    __stcs(out + vector + v * kWarpLanes, round_to_bf16(sum));
+  }
+}
+
+// Exactly kRows plain terms to an aligned row, as many vectors of each in flight as kLoads loads
+// allow: few SMs need all the bytes in flight that their registers can hold.
+template <int kRows, int kLoads>
+__device__ void sum_exact_rows(const WarpTerms& terms, const SumTarget& target, int lane) {
+  constexpr int kMost = kLoads / kRows;
+  constexpr int kVectors = kMost < 1 ? 1 : (kMost > 4 ? 4 : kMost);
+  constexpr std::uint32_t kStep = kWarpLanes * kVectors;
+  const uint4* rows[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) rows[i] = reinterpret_cast<const uint4*>(terms[i].row);
+  auto* out = reinterpret_cast<uint4*>(target.out);
+  std::uint32_t vector = target.first + static_cast<std::uint32_t>(lane);
+  const std::uint32_t whole = target.first + (target.end - target.first) / kStep * kStep;
+#pragma unroll 1
+  for (; vector < whole; vector += kStep) {
+    sum_exact_vectors<kRows, kVectors>(rows, out, vector);
+  }
+  if constexpr (kVectors == 1) {
+    if (vector < target.end) sum_exact_vectors<kRows, 1>(rows, out, vector);
+  } else {
+#pragma unroll 1
+    for (; vector < target.end; vector += kWarpLanes) {
+      sum_exact_vectors<kRows, 1>(rows, out, vector);
     }
   }
 }
 
-// One warp: out[first_vector, end_vector) = the sum of `count` terms, in the order of the list.
-// Rows in windows begin and end on 16 bytes; `out` need not (aligned = false).
-template <bool kWeighted>
-__device__ void sum_rows(const WarpTerms& terms, int count, std::byte* out, bool aligned,
-                         std::uint32_t row_bytes, std::uint32_t first_vector,
-                         std::uint32_t end_vector, int lane) {
-  for (std::uint32_t vector = first_vector + static_cast<std::uint32_t>(lane);
-       vector < end_vector; vector += kWarpLanes) {
-    float sum[kVectorElements] = {};
-    for (int base = 0; base < count; base += kRowsInFlight) {
-      uint4 loaded[kRowsInFlight];
+// Any number of terms, kRows rows in flight.
+template <Arithmetic kArithmetic, int kRows>
+__device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
+#pragma unroll 1
+  for (std::uint32_t vector = target.first + static_cast<std::uint32_t>(lane); vector < target.end;
+       vector += kWarpLanes) {
+    float total[kVectorElements] = {};
+    [[maybe_unused]] float partial[kVectorElements] = {};
+    for (int base = 0; base < count; base += kRows) {
+      uint4 loaded[kRows];
 #pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
+      for (int i = 0; i < kRows; ++i) {
         if (base + i < count) {
           loaded[i] = __ldcs(reinterpret_cast<const uint4*>(terms[base + i].row) + vector);
         }
       }
 #pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
-        if (base + i < count) {
-          add_term<kWeighted>(sum, loaded[i], kWeighted ? terms[base + i].weight : 1.0F);
+      for (int i = 0; i < kRows; ++i) {
+        if (base + i >= count) continue;
+        if constexpr (kArithmetic == Arithmetic::ranked) {
+          add_vector<true>(partial, loaded[i], terms[base + i].weight);
+          if (terms[base + i].last_of_rank == 0) continue;
+          add_vector<false>(total, round_to_bf16(partial), 1.0F);
+#pragma unroll
+          for (float& element : partial) element = 0.0F;
+        } else {
+          add_vector<kArithmetic == Arithmetic::weighted>(total, loaded[i], terms[base + i].weight);
         }
       }
     }
-    const uint4 rounded = round_to_bf16(sum);
-    if (aligned) {
-      __stcs(reinterpret_cast<uint4*>(out) + vector, rounded);
-    } else {
-      store_odd(out, vector, rounded, row_bytes);
+    store_sum(target, vector, total);
+  }
+}
+
+// One warp: the sum of `count` terms, in the order of the list. kThreads of the block decide how
+// many registers a thread has.
+template <Arithmetic kArithmetic, int kThreads>
+__device__ void sum_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
+  constexpr int kLoads = kThreads <= 512 ? 16 : 8;
+  if constexpr (kArithmetic == Arithmetic::plain) {
+    switch (target.aligned ? count : 0) {
+      case 1: return sum_exact_rows<1, kLoads>(terms, target, lane);
+      case 2: return sum_exact_rows<2, kLoads>(terms, target, lane);
+      case 3: return sum_exact_rows<3, kLoads>(terms, target, lane);
+      case 4: return sum_exact_rows<4, kLoads>(terms, target, lane);
+      case 5: return sum_exact_rows<5, kLoads>(terms, target, lane);
+      case 6: return sum_exact_rows<6, kLoads>(terms, target, lane);
+      case 7: return sum_exact_rows<7, kLoads>(terms, target, lane);
+      case 8: return sum_exact_rows<8, kLoads>(terms, target, lane);
+      default: return sum_any_rows<kArithmetic, 8>(terms, count, target, lane);
     }
+  } else if constexpr (kArithmetic == Arithmetic::weighted) {
+    sum_any_rows<kArithmetic, 8>(terms, count, target, lane);
+  } else {
+    sum_any_rows<kArithmetic, 6>(terms, count, target, lane);
   }
 }
 
