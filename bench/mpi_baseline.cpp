@@ -356,8 +356,8 @@ void print(const Options& options, const Series& series, std::int64_t bytes) {
 int run(const Options& options, int rank) {
   Baseline baseline(options, rank);
   for (int i = 0; i < options.warmup; ++i) static_cast<void>(run_step(baseline));
-  std::vector<Times> times;
-  for (int i = 0; i < options.steps; ++i) times.push_back(run_step(baseline));
+  std::vector<Times> times(size(options.steps));
+  for (Times& t : times) t = run_step(baseline);
   const std::string problem = baseline.check();
   if (!problem.empty()) fmt::print(stderr, "mpi_baseline: rank {}: {}\n", rank, problem);
   if (reduce(problem.empty() ? 0 : 1, MPI_MAX) != 0) return 1;
