@@ -71,7 +71,8 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
                 static_cast<std::size_t>(g->slot_begin.back()) * sizeof(float));
   }
   if (s.mode.sums_partials()) {
-    const kernels::CombineSend send{s.windows(index), s.mode, s.config.topk};
+    const kernels::CombineSend send{s.windows(index), s.mode, s.config.topk,
+                                    s.streams(g->token_rows)};
     s.team.split(g->token_rows,
                  [&](auto begin, auto end) { s.kernels->combine_send(send, begin, end); });
   }
@@ -88,7 +89,8 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
                 out.pitch(),
                 static_cast<const std::byte*>(options.addend.data),
                 options.addend.pitch(),
-                options.scalars_out};
+                options.scalars_out,
+                s.streams(plan.tokens())};
   CombineHandle handle;
   handle.state_ = &s;
   handle.step_ = g->step;

@@ -1,4 +1,5 @@
 // Stage 3: dispatch and its halves.
+#include <numeric>
 #include <utility>
 
 #include "exchange/state.hpp"
@@ -18,9 +19,11 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   const std::uint64_t index = s.generation_of(g.step);
   const PlanData& data = plan.to_host();
 
-  const kernels::DispatchSend send{s.windows(index), arrays(data),
-                                   s.mode,           static_cast<const std::byte*>(x.data),
-                                   x.pitch(),        options.row_scalars};
+  const auto& rows_to = s.mode.sends_token_rows() ? data.token_rows_to : data.rows_to;
+  const std::int64_t rows = std::accumulate(rows_to.begin(), rows_to.end(), std::int64_t{0});
+  const kernels::DispatchSend send{
+      s.windows(index), arrays(data),        s.mode,         static_cast<const std::byte*>(x.data),
+      x.pitch(),        options.row_scalars, s.streams(rows)};
   const kernels::Moved moved = s.split(data.tokens, [&](auto begin, auto end) {
     return s.kernels->dispatch_send(send, begin, end);
   });
@@ -29,7 +32,6 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   s.traffic.dispatch_bytes += moved.rows * row_bytes;
   s.traffic.dispatch_link_bytes += moved.link_rows * row_bytes;
 
-  const auto& rows_to = s.mode.sends_token_rows() ? data.token_rows_to : data.rows_to;
   for (std::size_t peer = 0; peer < rows_to.size(); ++peer) {
     s.signal_counts[peer] = static_cast<std::uint32_t>(rows_to[peer]);
   }

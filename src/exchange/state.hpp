@@ -88,6 +88,12 @@ struct Exchange::State {
   // Rows that `rows` and `results` hold for this generation, padding included.
   [[nodiscard]] std::int64_t payload_rows(const Generation& generation) const noexcept;
 
+  // Whether so many rows are too many to stay in a core's cache until they are read.
+  [[nodiscard]] bool streams(std::int64_t rows) const noexcept {
+    constexpr std::int64_t kStreamingBytes = 1 << 20;
+    return rows * static_cast<std::int64_t>(window.layout().row_bytes) >= kStreamingBytes;
+  }
+
   // Makes the generation of the next step free, waiting for credits where design 5.6 asks for them,
   // and takes it. Throws misuse if its last use is still in flight.
   Generation& enter(Stage stage, bool alone);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/cpu.hpp"
 #include "kernels/reference/reference.hpp"
 #include "kernels/stages.hpp"
 #include "support/check.hpp"
@@ -21,7 +22,11 @@ constexpr KernelSet kReference{"reference",
 }  // namespace
 
 std::span<const KernelSet> available() {
-  static const std::vector<KernelSet> sets{kReference};
+  static const std::vector<KernelSet> sets = [] {
+    std::vector<KernelSet> all = cpu::sets();
+    all.push_back(kReference);
+    return all;
+  }();
   return sets;
 }
 

@@ -68,6 +68,7 @@ struct DispatchSend {
   const std::byte* x = nullptr;
   std::int64_t x_pitch = 0;
   const float* row_scalars = nullptr;  // [tokens, topk] or null
+  bool streaming = false;              // the rows are more than caches hold: write around them
 };
 
 // dispatch_recv, over local slots: zero the alignment padding between segments (grouped), or list
@@ -88,6 +89,7 @@ struct CombineSend {
   Windows windows;
   Mode mode;
   int topk = 0;
+  bool streaming = false;
 };
 
 // combine_recv, over tokens: pull the results home and sum them into out.
@@ -100,6 +102,7 @@ struct CombineRecv {
   const std::byte* addend = nullptr;  // or null
   std::int64_t addend_pitch = 0;
   float* scalars_out = nullptr;  // [tokens, topk] or null
+  bool streaming = false;
 };
 
 // Payload rows a kernel has really moved: counted where they move, so that tests can hold them
@@ -115,7 +118,8 @@ struct KernelSet {
   void (*dispatch_recv)(const DispatchRecv&);
   void (*combine_send)(const CombineSend&, std::int64_t begin, std::int64_t end);
   Moved (*combine_recv)(const CombineRecv&, std::int64_t begin, std::int64_t end);
-  // Plain copy of `rows` rows, as dispatch_send copies them; benchmarks measure the floor with it.
+  // One row past the caches, as dispatch_send copies it when streaming; benchmarks measure the
+  // floor with it.
   void (*copy_row)(std::byte* to, const std::byte* from, std::int64_t bytes);
 };
 

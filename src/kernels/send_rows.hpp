@@ -1,0 +1,85 @@
+// The walk of dispatch_send over the plan, shared by the CPU kernel sets: they differ in how one row
+// is copied.
+//
+// The sender writes every copy itself: here the "link" is the host's own memory, and filling further
+// rows from the first copy on the receiver's side would read that copy again.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/stages.hpp"
+
+namespace wherry::kernels {
+
+namespace send {
+
+[[nodiscard]] inline bool first_of_rank(const PlanArrays& plan, std::int64_t first,
+                                        std::int64_t at) noexcept {
+  for (std::int64_t before = first; before < at; ++before) {
+    if (plan.dest[before] == plan.dest[at]) return false;
+  }
+  return true;
+}
+
+inline void write_entries(const DispatchSend& a, std::int64_t first, std::int64_t at) noexcept {
+  const Windows& w = a.windows;
+  const std::int32_t peer = a.plan.dest[at];
+  const auto row = static_cast<std::uint64_t>(a.plan.token_row[at]);
+  auto* entries = reinterpret_cast<layout::TokenEntry*>(w.base[peer] +
+                                                        w.layout.token_entries(w.generation, row));
+  for (int k = 0; k < a.plan.topk; ++k) {
+    const std::int64_t choice = first + k;
+    const bool here = a.plan.dest[choice] == peer;
+    const bool counted = a.mode.weights == Weights::multiply || a.plan.repeat[choice] == 0;
+    entries[k].position = here && counted ? a.plan.row[choice] : -1;
+    entries[k].weight = a.mode.weights == Weights::caller ? 1.0F : a.plan.weight[choice];
+  }
+}
+
+// The scalar of a row that serves several choices of a token is their sum, in k order.
+inline void write_scalar(const DispatchSend& a, std::int64_t first, std::int64_t at) noexcept {
+  float sum = 0.0F;
+  for (std::int64_t k = at; k < first + a.plan.topk; ++k) {
+    if (a.plan.dest[k] == a.plan.dest[at] && a.plan.row[k] == a.plan.row[at]) {
+      sum += a.row_scalars[k];
+    }
+  }
+  const Windows& w = a.windows;
+  const auto row = static_cast<std::uint64_t>(a.plan.row[at]);
+  std::memcpy(w.base[a.plan.dest[at]] + w.layout.scalar(w.generation, row), &sum, sizeof(sum));
+}
+
+}  // namespace send
+
+// copy_row(to, from, bytes) copies one payload row.
+template <typename CopyRow>
+Moved send_rows(const DispatchSend& a, std::int64_t begin, std::int64_t end, CopyRow copy_row) {
+  const Windows& w = a.windows;
+  const layout::WindowLayout& l = w.layout;
+  Moved moved;
+  const auto send_row = [&](std::int32_t peer, std::int32_t row, const std::byte* x) {
+    copy_row(w.base[peer] + l.row(w.generation, static_cast<std::uint64_t>(row)), x,
+             static_cast<std::int64_t>(l.row_bytes));
+    ++moved.rows;
+    moved.link_rows += peer != w.rank ? 1 : 0;
+  };
+  for (std::int64_t token = begin; token < end; ++token) {
+    const std::byte* x = a.x + token * a.x_pitch;
+    const std::int64_t first = token * a.plan.topk;
+    for (std::int64_t at = first; at < first + a.plan.topk; ++at) {
+      const std::int32_t peer = a.plan.dest[at];
+      if (peer < 0) continue;
+      if (a.mode.sends_entries() && a.plan.token_row[at] >= 0 &&
+          send::first_of_rank(a.plan, first, at)) {
+        send::write_entries(a, first, at);
+        if (a.mode.sends_token_rows()) send_row(peer, a.plan.token_row[at], x);
+      }
+      if (a.plan.row[at] < 0 || a.plan.repeat[at] != 0) continue;
+      if (!a.mode.sends_token_rows()) send_row(peer, a.plan.row[at], x);
+      if (a.row_scalars != nullptr) send::write_scalar(a, first, at);
+    }
+  }
+  return moved;
+}
+
+}  // namespace wherry::kernels
