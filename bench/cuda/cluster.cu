@@ -113,6 +113,15 @@ __global__ void compare_sums(const std::uint16_t* out, SumRule rule, int rank, i
   }
 }
 
+bool sums_partials(const Shape& shape) {
+  return shape.layout == Layout::grouped && shape.reduction == Reduction::by_rank && shape.partials;
+}
+cuda::Sum sum_of(const Shape& shape) {
+  if (shape.reduction == Reduction::by_token) return cuda::Sum::choices;
+  if (shape.layout == Layout::tokens) return cuda::Sum::token_rows;
+  return sums_partials(shape) ? cuda::Sum::partials : cuda::Sum::ranked;
+}
+
 __global__ void sleep_for(unsigned nanoseconds) {
   for (unsigned slept = 0; slept < nanoseconds; slept += 1000) __nanosleep(1000);
 }
@@ -171,7 +180,7 @@ Cluster::Cluster(const Options& options) : shape_(options.shape), first_(options
   dispatch_shape = cuda::choose_dispatch_shape(
       {shape_.tokens, shape_.row_bytes(),
        shape_.layout == Layout::tokens || shape_.fill ? everywhere : shape_.topk, shape_.blocks, bulk});
-  combine_shape = cuda::choose_combine_shape(shape_.tokens, shape_.x_bytes(), shape_.blocks);
+  combine_shape = cuda::choose_combine_shape(shape_.tokens, shape_.x_bytes(), shape_.blocks, sum_of(shape_));
 
   std::vector<std::int32_t> identity(static_cast<std::size_t>(shape_.experts) + 1);
   std::vector<std::int32_t> slot_rank, slot_begin;
@@ -360,12 +369,6 @@ void Cluster::dispatch(int generation) {
   if (separate) dispatch_recv(generation);
 }
 
-namespace {
-bool sums_partials(const Shape& shape) {
-  return shape.layout == Layout::grouped && shape.reduction == Reduction::by_rank && shape.partials;
-}
-}  // namespace
-
 void Cluster::combine_send(int generation) {
   cuda::RankTable<cuda::CombineSendArgs> table{};
   for (std::size_t i = 0; i < locals_.size(); ++i) {
@@ -379,15 +382,11 @@ void Cluster::combine_send(int generation) {
 
 void Cluster::combine_recv(int generation, bool send) {
   cuda::RankTable<cuda::CombineRecvArgs> table{};
-  const cuda::Sum sum = shape_.reduction == Reduction::by_token ? cuda::Sum::choices
-                        : sums_partials(shape_)                 ? cuda::Sum::partials
-                        : shape_.layout == Layout::grouped      ? cuda::Sum::ranked
-                                                                : cuda::Sum::token_rows;
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     Local& local = locals_[i];
     table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)],
                      reinterpret_cast<std::byte*>(local.out), shape_.x_bytes(),
-                     static_cast<std::uint32_t>(generation), sum, send};
+                     static_cast<std::uint32_t>(generation), sum_of(shape_), send};
   }
   CUDA_OK(cuda::launch_combine_recv(table, launch_ranks, combine_shape, stream_));
 }

@@ -191,16 +191,8 @@ void time_in_one_launch(Results& results, const Shape& shape, double copy_gbps,
     add("dispatch", shape_name(variant), time_replays(cluster, calls, replays, dispatch), to);
   }
   cluster.dispatch_shape = chosen;
-  const auto time_combine = [&] {
-    const cuda::CombineShape& s = cluster.combine_shape;
-    add("combine", std::to_string(s.threads) + " threads, " + std::to_string(s.parts) + " parts",
-        time_replays(cluster, calls, replays, [&](int g) { cluster.combine(g); }), home);
-  };
-  time_combine();
-  if (shape.layout == Layout::tokens) {
-    cluster.combine_shape.threads = 1536 - cluster.combine_shape.threads;  // the other of 512, 1024
-    time_combine();
-  }
+  add("combine", std::to_string(cluster.combine_shape.parts) + " parts",
+      time_replays(cluster, calls, replays, [&](int g) { cluster.combine(g); }), home);
   const Mismatches found = cluster.mismatches();
   if (found.rows + found.entries + found.sums != 0) std::printf("WRONG after timing\n");
 }

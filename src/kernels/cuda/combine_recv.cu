@@ -1,5 +1,5 @@
 // Stage 5, combine_recv: waits until every peer's results can be read, pulls each token's rows by
-// 16-byte streaming loads, eight rows in flight a lane, and sums them at home.
+// 16-byte streaming loads, 8 to 16 in flight a lane, and sums them at home.
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/row_sum.cuh"
@@ -8,6 +8,12 @@
 namespace wherry::kernels::cuda {
 
 namespace {
+
+// Plain sums have few rows a token: fewer threads with more loads each keep more bytes in flight.
+constexpr int kPlainThreads = 512;
+constexpr int threads_for(Sum sum) {
+  return sum == Sum::token_rows || sum == Sum::partials ? kPlainThreads : kMaxSumThreads;
+}
 
 // What a lane needs of its choice; loaded one token ahead, so kept small.
 struct Source {
@@ -76,7 +82,7 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
     const std::uint32_t first = item % parts * part_vectors;
     const SumTarget target{args.out + item / parts * args.out_pitch, aligned, row_bytes, first,
                            min(first + part_vectors, vectors)};
-    sum_rows<kArithmetic, kThreads>(terms[warp], count, target, lane);
+    sum_rows<kArithmetic>(terms[warp], count, target, lane);
   }
 }
 
@@ -101,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
   if (!complete) return;
   sum_tokens<kArithmetic, kThreads>(args, terms, parts);
-  if (is_last_block(state, Arrival::combine_received) && threadIdx.x == 0) {
+  if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::combine_received)) {
     received = begin.epoch;
     if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
   }
@@ -118,12 +124,13 @@ cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const Com
 
 }  // namespace
 
-CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes, int num_sms) {
+CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes, int num_sms,
+                                  Sum sum) {
   // Each part is at least one load a lane; more parts only while there are warps without work.
-  const std::int64_t warps = std::int64_t{num_sms} * kMaxSumThreads / kWarpLanes;
+  const std::int64_t warps = std::int64_t{num_sms} * threads_for(sum) / kWarpLanes;
   const auto most = static_cast<std::int64_t>((row_bytes + 511) / 512);
   const std::int64_t wanted = tokens > 0 ? (warps + tokens - 1) / tokens : 1;
-  return {num_sms, static_cast<int>(wanted < most ? wanted : most), kMaxSumThreads};
+  return {num_sms, static_cast<int>(wanted < most ? wanted : most)};
 }
 
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
@@ -131,10 +138,11 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
   switch (table.rank[0].sum) {
     case Sum::token_rows:
     case Sum::partials:
-      return shape.threads == 512 ? launch<Arithmetic::plain, 512>(table, ranks, shape, stream)
-                                  : launch<Arithmetic::plain, 1024>(table, ranks, shape, stream);
-    case Sum::ranked: return launch<Arithmetic::ranked, 1024>(table, ranks, shape, stream);
-    case Sum::choices: return launch<Arithmetic::weighted, 1024>(table, ranks, shape, stream);
+      return launch<Arithmetic::plain, kPlainThreads>(table, ranks, shape, stream);
+    case Sum::ranked:
+      return launch<Arithmetic::ranked, kMaxSumThreads>(table, ranks, shape, stream);
+    case Sum::choices:
+      return launch<Arithmetic::weighted, kMaxSumThreads>(table, ranks, shape, stream);
   }
   return cudaErrorInvalidValue;
 }

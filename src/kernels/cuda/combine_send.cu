@@ -37,7 +37,7 @@ __device__ void sum_partials(const CombineSendArgs& args) {
     auto* out = window_at<std::byte>(context, context.rank,
                                      layout.partial(args.generation, token_row));
     const SumTarget target{out, true, static_cast<std::uint32_t>(layout.result_bytes), 0, vectors};
-    sum_rows<Arithmetic::weighted, kThreads>(terms[warp], __popc(lanes), target, lane);
+    sum_rows<Arithmetic::weighted>(terms[warp], __popc(lanes), target, lane);
   }
 }
 

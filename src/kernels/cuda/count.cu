@@ -35,6 +35,7 @@ __device__ std::int64_t load_id(const CountArgs& args, std::size_t at) {
 __device__ std::int32_t slot_for(const CountArgs& args, std::int64_t expert, std::uint32_t token) {
   const std::int32_t begin = args.placement.expert_begin[expert];
   const std::int32_t replicas = args.placement.expert_begin[expert + 1] - begin;
+  if (replicas == 1) return args.placement.expert_slots[begin];
   const std::uint64_t turn =
       std::uint64_t{token} + static_cast<std::uint64_t>(args.context.rank);
   const auto pick = static_cast<std::int32_t>(turn % static_cast<std::uint64_t>(replicas));
@@ -387,7 +388,7 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kStep != CountStep::send) {
     // In one launch this rank's own signal also says that its last block has summed over blocks.
     if (!receive_counts(args, plans, counts)) return;
-    if (is_last_block(state, Arrival::planned) && threadIdx.x == 0) state.plans = plans + 1;
+    if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::planned)) state.plans = plans + 1;
   }
 }
 

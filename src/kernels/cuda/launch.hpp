@@ -41,10 +41,9 @@ struct DispatchJob {
 struct CombineShape {
   int blocks = 0;
   int parts = 1;
-  int threads = 1024;  // of a block: 1024, or 512 with twice the loads in flight in each (plain sums)
 };
 [[nodiscard]] CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes,
-                                                int num_sms);
+                                                int num_sms, Sum sum);
 
 // Stage 2. count_send counts and tells; count_recv waits and places; `both` does it in one launch.
 enum class CountStep { send, recv, both };

@@ -60,10 +60,14 @@ __device__ inline void bulk_load(std::uint32_t to_shared, const void* from, std:
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// Nobody reads a row again before it has left the cache: first to go (1 % at 8 ranks x 16 SMs).
 __device__ inline void bulk_store(void* to, std::uint32_t from_shared, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-               "r"(from_shared), "r"(bytes)
-               : "memory");
+  std::uint64_t first_to_go;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
+      "r"(from_shared), "r"(bytes), "l"(first_to_go)
+      : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most kGroups of this thread's groups have still to read their shared memory.

@@ -116,6 +116,14 @@ __device__ inline StageBegin begin_stage(const RankContext& context,
   return {failed, epoch};
 }
 
+// One thread of each block, when it will not read its epoch counter again: true in the block that
+// comes last. Orders nothing: what follows in the stream comes after the kernel anyway. Without the
+// release a small step saves about a microsecond.
+__device__ inline bool is_last_to_leave(RankState& state, Arrival arrival) {
+  std::uint32_t* counter = &state.arrived[static_cast<std::uint32_t>(arrival)];
+  return atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+}
+
 // True in all threads of the block that comes last of its rank's blocks; what all of them wrote
 // before is then visible to it. The counter is 0 again for the next launch.
 __device__ inline bool is_last_block(RankState& state, Arrival arrival) {
