@@ -1,5 +1,7 @@
 // Conversions between stored elements and sums: part of the numerics contract, so the same code runs
-// on host and device. Round to nearest even, no flush of subnormals, one canonical NaN.
+// on host and device. Every narrowing rounds once, to nearest even, overflows to infinity, flushes
+// no subnormal and has one NaN (0x7FC0 in bf16, 0x7E00 in f16). Widening is exact and keeps the
+// bits of a NaN. numerics_low.hpp has the formats of 8 bits and less.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +63,25 @@ namespace wherry {
   const std::uint32_t half = 1U << (shift - 1U);
   const std::uint32_t rounded = mantissa + half - 1U + ((mantissa >> shift) & 1U);
   return static_cast<std::uint16_t>(sign | (rounded >> shift));
+}
+
+// Rounded to odd: what is cut off leaves its trace in the last bit, so that a second rounding, to
+// fewer than 22 bits, gives what a single one would. NaN gives the canonical NaN.
+[[nodiscard]] WHERRY_HD inline float double_to_float_odd(double value) noexcept {
+  if (value != value) return bits_float(0x7FC00000U);
+  const float nearest = static_cast<float>(value);
+  const double back = static_cast<double>(nearest);
+  if (back == value) return nearest;
+  const bool too_far = value < 0 ? back < value : back > value;
+  return bits_float((float_bits(nearest) - (too_far ? 1U : 0U)) | 1U);
+}
+
+[[nodiscard]] WHERRY_HD inline std::uint16_t double_to_bf16(double value) noexcept {
+  return float_to_bf16(double_to_float_odd(value));
+}
+
+[[nodiscard]] WHERRY_HD inline std::uint16_t double_to_f16(double value) noexcept {
+  return float_to_f16(double_to_float_odd(value));
 }
 
 }  // namespace wherry
