@@ -172,6 +172,7 @@ Cluster::Cluster(const Options& options) : shape_(options.shape), first_(options
   CUDA_OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUDA_OK(cuda::prepare_count());
   CUDA_OK(cuda::prepare_dispatch_send());
+  if (std::getenv("WHERRY_KEEP_CARVEOUT") == nullptr) CUDA_OK(cuda::prepare_combine());
   for (int set = 0; set < shape_.sets; ++set) plans_.push_back(make_plans(shape_, set));
   const int local_ranks = options.local_ranks > 0 ? options.local_ranks : shape_.ranks;
   launch_ranks = local_ranks;

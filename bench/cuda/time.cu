@@ -193,6 +193,10 @@ void time_in_one_launch(Results& results, const Shape& shape, double copy_gbps,
   cluster.dispatch_shape = chosen;
   add("combine", std::to_string(cluster.combine_shape.parts) + " parts",
       time_replays(cluster, calls, replays, [&](int g) { cluster.combine(g); }), home);
+  add("both", name, time_replays(cluster, calls, replays, [&](int g) {
+        cluster.dispatch(g);
+        cluster.combine(g);
+      }), to + home);
   const Mismatches found = cluster.mismatches();
   if (found.rows + found.entries + found.sums != 0) std::printf("WRONG after timing\n");
 }

@@ -147,4 +147,21 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
   return cudaErrorInvalidValue;
 }
 
+// Loads in flight lie in the first-level cache. Left alone, an SM keeps the split that the bulk
+// copies of dispatch asked for, with next to no cache.
+cudaError_t prepare_combine() {
+  const auto prefer_cache = [](const void* kernel) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxL1);
+  };
+  for (const cudaError_t each :
+       {prefer_cache(reinterpret_cast<const void*>(combine_recv<Arithmetic::plain, kPlainThreads>)),
+        prefer_cache(reinterpret_cast<const void*>(combine_recv<Arithmetic::ranked, kMaxSumThreads>)),
+        prefer_cache(
+            reinterpret_cast<const void*>(combine_recv<Arithmetic::weighted, kMaxSumThreads>))}) {
+    if (each != cudaSuccess) return each;
+  }
+  return cudaSuccess;
+}
+
 }  // namespace wherry::kernels::cuda

@@ -76,5 +76,6 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
 // raises the shared memory limits.
 cudaError_t prepare_dispatch_send();
 cudaError_t prepare_count();
+cudaError_t prepare_combine();
 
 }  // namespace wherry::kernels::cuda
