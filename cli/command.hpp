@@ -18,6 +18,7 @@ using Run = std::function<int()>;
 
 // Each adds its subcommand to `app`; if the user asked for it, parsing sets `run`.
 void add_info(CLI::App& app, Run& run);
+void add_layer(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
 
 }  // namespace wherry::cli

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "command.hpp"
+#include "experts/expert_hidden.hpp"
 #include "kernels/stages.hpp"
 #include "machine.hpp"
 #include "report/output.hpp"
@@ -54,6 +55,7 @@ Json as_json() {
   object["cpu"] = processor.model;
   object["cores"] = num_cores();
   object["memory_bytes"] = total_memory();
+  object["available_memory_bytes"] = available_memory();
   for (const CpuFeature& feature : processor.features) {
     object["cpu_features"][feature.name] = feature.present;
   }
@@ -88,8 +90,10 @@ std::string kernels_text() {
 
 std::string machine_text() {
   const Cpu processor = cpu();
-  std::string text = fmt::format("Machine\n  {}, {} cores, {} of memory\n", processor.model,
-                                 num_cores(), bytes_text(static_cast<double>(total_memory())));
+  std::string text =
+      fmt::format("Machine\n  {}, {} cores, {} of {} memory available\n", processor.model,
+                  num_cores(), bytes_text(static_cast<double>(available_memory())),
+                  bytes_text(static_cast<double>(total_memory())));
   Table table({{}, {}, {}});
   for (const CpuFeature& feature : processor.features) {
     table.add({yes_no(feature.present), feature.name, feature.serves});

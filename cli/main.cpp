@@ -58,6 +58,7 @@ int run(int argc, char** argv) {
       "--version", fmt::format("wherry {} ({})", build_info::kVersion, build_info::git_commit()));
   Run command;
   add_info(app, command);
+  add_layer(app, command);
   add_bench(app, command);
 
   try {

@@ -1,0 +1,131 @@
+// wherry layer: a whole Mixture-of-Experts layer over N ranks of this machine, verified.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "command.hpp"
+#include "experts/expert_hidden.hpp"
+#include "gather.hpp"
+#include "layer/job.hpp"
+#include "options.hpp"
+#include "progress.hpp"
+#include "report/table.hpp"
+#include "support/check.hpp"
+
+namespace wherry::cli {
+namespace {
+
+struct LayerOptions {
+  LaunchOptions launch;
+  ShapeOptions shape;
+  ExchangeOptions exchange;
+  RoutingOptions routing;
+  std::optional<int> expert_hidden;
+  int steps = 5;
+  bool json = false;
+};
+
+// Bytes that a run takes beside its weights: windows, tokens and results, and one expert a rank that
+// is not packed yet.
+std::uint64_t bytes_beside_weights(const LayerJob& job, std::int64_t expert_hidden) {
+  const auto ranks = static_cast<std::uint64_t>(job.launch.ranks);
+  const auto rows = static_cast<std::uint64_t>(2 * job.tokens * job.model.hidden);
+  return ranks * (job.config.window_bytes(job.launch.ranks) + rows * 2 +
+                  expert_weight_bytes(1, job.model.hidden, expert_hidden, job.config.dtype));
+}
+
+std::uint64_t bytes_of(const LayerJob& job, std::int64_t expert_hidden) {
+  return bytes_beside_weights(job, expert_hidden) +
+         expert_weight_bytes(job.model.experts, job.model.hidden, expert_hidden, job.config.dtype);
+}
+
+// Throws out_of_memory, saying what would fit, before anything is allocated: a machine that runs out
+// kills a rank without a sentence.
+void check_memory(const LayerJob& job, std::uint64_t available) {
+  const std::uint64_t needed = bytes_of(job, job.model.expert_hidden);
+  if (needed <= available) return;
+  std::int64_t fits = 1;
+  while (bytes_of(job, fits * 2) <= available) fits *= 2;
+  const std::string allowed = bytes_of(job, fits) <= available
+                                  ? fmt::format("--expert-hidden {} would fit", fits)
+                                  : "choose fewer --tokens, --experts or --ranks";
+  throw Error(
+      ErrorCode::out_of_memory, {Stage::startup, -1, -1},
+      fmt::format("{} experts with --expert-hidden {} and the windows of {} ranks need {} of "
+                  "memory, of which {} is available: {}",
+                  job.model.experts, job.model.expert_hidden, job.launch.ranks,
+                  bytes_text(static_cast<double>(needed)),
+                  bytes_text(static_cast<double>(available)), allowed));
+}
+
+LayerJob settle(const LayerOptions& options) {
+  LayerJob job{.launch = options.launch,
+               .routing = options.routing,
+               .model = options.shape.resolve(),
+               .expert_hidden_sentence = {},
+               .tokens = options.shape.tokens,
+               .steps = options.steps,
+               .config = {}};
+  job.config = options.exchange.config(job.model, job.tokens, Seconds(options.launch.deadline));
+  job.config.num_threads = threads_per_rank(job.launch.ranks);
+  const std::uint64_t available = available_memory();
+  if (options.expert_hidden) {
+    job.model.expert_hidden = *options.expert_hidden;
+  } else {
+    const ExpertHidden chosen = default_expert_hidden(job.model, job.config.dtype, available);
+    job.model.expert_hidden = static_cast<int>(chosen.value);
+    job.expert_hidden_sentence = chosen.sentence;
+  }
+  check_memory(job, available);
+  return job;
+}
+
+int run_layer(const LayerOptions& options) {
+  const LayerJob job = settle(options);
+  const Shared<LayerOutcome> outcome;
+  try {
+    launch(job.launch, [&](Group& group) { run_layer_rank(group, job, *outcome); });
+  } catch (...) {
+    clear_progress();
+    throw;
+  }
+  if (options.json) {
+    print_layer_json(job, *outcome);
+  } else {
+    print_layer_text(job, *outcome);
+  }
+  if (outcome->verified) return kOk;
+  fmt::print(stderr,
+             "wherry: the result is wrong: token {}, column {} is {:.3g} away from the dense "
+             "reference, and {:.3g} is allowed\n",
+             outcome->worst_token, outcome->worst_column, outcome->max_error, outcome->tolerance);
+  return kFailed;
+}
+
+}  // namespace
+
+void add_layer(CLI::App& app, Run& run) {
+  CLI::App* command = app.add_subcommand(
+      "layer", "Run a whole MoE layer over N ranks and verify it against a dense reference");
+  const auto options = std::make_shared<LayerOptions>();
+  add_launch_options(*command, options->launch);
+  add_shape_options(*command, options->shape);
+  command
+      ->add_option("--expert-hidden", options->expert_hidden,
+                   "Width of the expert MLPs [the largest power of two that takes at most 4 GB and "
+                   "half of the available memory]")
+      ->check(whole_number(1, 1 << 20))
+      ->type_name("N");
+  add_exchange_options(*command, options->exchange);
+  add_routing_options(*command, options->routing);
+  command->add_option("--steps", options->steps, "Timed repetitions")
+      ->check(whole_number(1, 100000))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "One JSON object on stdout, and nothing else");
+  command->callback([&run, options] { run = [options] { return run_layer(*options); }; });
+}
+
+}  // namespace wherry::cli

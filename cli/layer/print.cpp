@@ -1,0 +1,103 @@
+// The outcome of `wherry layer`, for programs and for people.
+#include <fmt/format.h>
+
+#include <string>
+
+#include "layer/job.hpp"
+#include "report/output.hpp"
+#include "report/table.hpp"
+
+namespace wherry::cli {
+
+namespace {
+
+const char* ranks_are(const LayerJob& job) { return job.launch.threads ? "threads" : "processes"; }
+
+std::string head_text(const LayerJob& job, const LayerOutcome& outcome) {
+  const Model& model = job.model;
+  const std::string width =
+      job.expert_hidden_sentence.empty()
+          ? fmt::format("expert hidden {}: weights of {}", model.expert_hidden,
+                        bytes_text(static_cast<double>(outcome.weight_bytes)))
+          : job.expert_hidden_sentence;
+  const std::string text = fmt::format(
+      "One Mixture-of-Experts layer of {}, over {} rank {} with {} tokens each\n"
+      "  {} experts, {} a token, hidden {}\n  {}\n",
+      model.name, job.launch.ranks, ranks_are(job), job.tokens, model.experts, model.topk,
+      model.hidden, width);
+  return text +
+         fmt::format("  layout {}, reduction {}, depth {}; kernels {}, fabric {}, experts {}\n",
+                     name(job.config.layout), name(job.config.effective_reduction()),
+                     job.config.depth, outcome.kernels, outcome.fabric, outcome.experts_by);
+}
+
+std::string stages_text(const LayerOutcome& outcome) {
+  using enum Table::Align;
+  Table table({{"stage", left}, {"p50", right}, {"p99", right}, {"rows", right}, {"bytes", right}});
+  const auto add = [&](const char* stage, const Percentiles& time, std::string rows,
+                       std::string bytes) {
+    table.add({stage, time_text(time.p50), time_text(time.p99), std::move(rows), std::move(bytes)});
+  };
+  add("plan", outcome.plan, "", "");
+  add("dispatch", outcome.dispatch, count_text(outcome.dispatch_rows),
+      bytes_text(static_cast<double>(outcome.dispatch_bytes)));
+  add("experts", outcome.experts, count_text(outcome.rows_received), "");
+  add("combine", outcome.combine, count_text(outcome.combine_rows),
+      bytes_text(static_cast<double>(outcome.combine_bytes)));
+  return table.to_string(2);
+}
+
+}  // namespace
+
+void print_layer_json(const LayerJob& job, const LayerOutcome& outcome) {
+  Json object = json_for("layer");
+  object["ranks"] = job.launch.ranks;
+  object["ranks_are"] = ranks_are(job);
+  object["model"] = job.model.name;
+  object["tokens"] = job.tokens;
+  object["hidden"] = job.model.hidden;
+  object["experts"] = job.model.experts;
+  object["topk"] = job.model.topk;
+  object["expert_hidden"] = job.model.expert_hidden;
+  if (!job.expert_hidden_sentence.empty()) {
+    object["expert_hidden_chosen"] = job.expert_hidden_sentence;
+  }
+  object["layout"] = name(job.config.layout);
+  object["reduction"] = name(job.config.effective_reduction());
+  object["depth"] = job.config.depth;
+  object["skew"] = job.routing.skew;
+  object["seed"] = job.routing.seed;
+  object["steps"] = job.steps;
+  object["kernels"] = outcome.kernels;
+  object["fabric"] = outcome.fabric;
+  object["experts_by"] = outcome.experts_by;
+  object["verified"] = outcome.verified;
+  object["verified_tokens"] = outcome.verified_tokens;
+  object["max_error"] = outcome.max_error;
+  object["tolerance"] = outcome.tolerance;
+  object["rows_received"] = outcome.rows_received;
+  object["plan_us"] = to_json(outcome.plan);
+  object["dispatch_us"] = to_json(outcome.dispatch);
+  object["experts_us"] = to_json(outcome.experts);
+  object["combine_us"] = to_json(outcome.combine);
+  object["bytes_sent"] = outcome.dispatch_bytes + outcome.combine_bytes;
+  object["link_bytes"] = outcome.link_bytes;
+  object["window_bytes"] = outcome.window_bytes;
+  object["weight_bytes"] = outcome.weight_bytes;
+  print_json(object);
+}
+
+void print_layer_text(const LayerJob& job, const LayerOutcome& outcome) {
+  std::string text = head_text(job, outcome) + "\n" + stages_text(outcome);
+  text +=
+      fmt::format("  times of the slowest of {} ranks, {} steps; rows and bytes of one step\n\n",
+                  job.launch.ranks, job.steps);
+  if (outcome.verified) {
+    text += fmt::format("verified {} of {} tokens: max error {:.3g} <= tolerance {:.3g}\n",
+                        outcome.verified_tokens, job.global_tokens(), outcome.max_error,
+                        outcome.tolerance);
+  }
+  print_text(text);
+}
+
+}  // namespace wherry::cli
