@@ -37,10 +37,17 @@ enum class Weights : std::uint8_t {
   caller,    // the experts have multiplied already: w = 1 everywhere
 };
 
+// by_rank over grouped and slots: who sums what one rank has of a token. The bits are the same.
+enum class SumAt : std::uint8_t {
+  home,  // home reads every row and rounds each rank's share itself: fewest bytes in shared memory
+  expert,  // the expert's rank writes one row per (token, rank): fewest bytes over a link
+};
+
 [[nodiscard]] std::string_view name(Layout layout) noexcept;
 [[nodiscard]] std::string_view name(Reduction reduction) noexcept;
 [[nodiscard]] std::string_view name(Overflow overflow) noexcept;
 [[nodiscard]] std::string_view name(Weights weights) noexcept;
+[[nodiscard]] std::string_view name(SumAt sum_at) noexcept;
 
 // Must be equal on every rank; the constructor of Exchange compares. Use designated initialisers.
 struct ExchangeConfig {
@@ -53,6 +60,7 @@ struct ExchangeConfig {
   std::optional<Reduction> reduction =
       std::nullopt;  // default: by_rank for grouped and tokens, by_token for slots
   Weights weights = Weights::multiply;
+  SumAt sum_at = SumAt::home;  // by_rank only
   std::optional<Placement> placement =
       std::nullopt;  // default: Placement::contiguous(experts, ranks)
   std::int64_t receive_rows =

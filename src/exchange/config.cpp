@@ -41,6 +41,14 @@ std::string_view name(Weights weights) noexcept {
   return "multiply";
 }
 
+std::string_view name(SumAt sum_at) noexcept {
+  switch (sum_at) {
+    case SumAt::home: return "home";
+    case SumAt::expert: return "expert";
+  }
+  return "home";
+}
+
 Reduction ExchangeConfig::effective_reduction() const noexcept {
   return reduction.value_or(layout == Layout::slots ? Reduction::by_token : Reduction::by_rank);
 }
@@ -155,7 +163,8 @@ Capacity capacity_of(const ExchangeConfig& config, const Placement& placement) {
 }
 
 kernels::Mode mode_of(const ExchangeConfig& config) {
-  return {config.layout, config.effective_reduction(), config.weights, config.dtype, config.hidden};
+  return {config.layout, config.effective_reduction(), config.weights, config.sum_at, config.dtype,
+          config.hidden};
 }
 
 std::uint64_t ExchangeConfig::window_bytes(int ranks) const {
@@ -175,6 +184,7 @@ std::vector<std::pair<std::string, std::string>> ExchangeConfig::describe(int ra
       {"layout", std::string(name(layout))},
       {"reduction", std::string(name(effective_reduction()))},
       {"weights", std::string(name(weights))},
+      {"sum_at", std::string(name(sum_at))},
       {"placement.slot_to_expert", fmt::format("{}", fmt::join(where.slot_to_expert(), " "))},
       {"placement.slot_begin", fmt::format("{}", fmt::join(where.slot_begin(), " "))},
       {"receive_rows", text(receive_rows)},

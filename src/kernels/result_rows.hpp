@@ -8,24 +8,80 @@
 
 namespace wherry::kernels {
 
-// The rows that are summed into one output row, in order, and their weights.
+// How the rows of a RowSum become one row (docs/numerics.md). All sums start at +0.
+enum class SumRule : std::uint8_t {
+  weighted,  // acc = fma(weight, row, acc), rounded once
+  plain,     // acc = acc + row, rounded once
+  per_rank,  // weighted within each rank and rounded; then plain over the ranks, rounded
+};
+
+// The rows that are summed into one output row, in order.
 struct RowSum {
   const std::byte* rows[kMaxTopk];
   float weights[kMaxTopk];
+  std::int32_t peers[kMaxTopk];
+  bool ends_rank[kMaxTopk];  // per_rank: the last row of its rank
   int count = 0;
+
+  void add(std::int32_t peer, const std::byte* row, float weight) noexcept {
+    peers[count] = peer;
+    rows[count] = row;
+    weights[count] = weight;
+    ++count;
+  }
+  // Inserts by rank, after the rows of the same rank. topk is small and the list nearly sorted.
+  void add_by_rank(std::int32_t peer, const std::byte* row, float weight) noexcept {
+    int place = count;
+    for (; place > 0 && peers[place - 1] > peer; --place) {
+      peers[place] = peers[place - 1];
+      rows[place] = rows[place - 1];
+      weights[place] = weights[place - 1];
+    }
+    peers[place] = peer;
+    rows[place] = row;
+    weights[place] = weight;
+    ++count;
+  }
+  [[nodiscard]] bool has_peer(std::int32_t peer) const noexcept {
+    for (int i = 0; i < count; ++i) {
+      if (peers[i] == peer) return true;
+    }
+    return false;
+  }
 };
+
+[[nodiscard]] inline SumRule recv_rule(const Mode& mode) noexcept {
+  if (mode.reduction == Reduction::by_token) return SumRule::weighted;
+  return mode.pulls_partials() ? SumRule::plain : SumRule::per_rank;
+}
 
 // combine_recv: what goes into token `token` at home.
 inline void find_token_rows(const CombineRecv& a, std::int64_t token, RowSum& sum) noexcept {
   const Windows& w = a.windows;
-  Source sources[kMaxTopk];
-  sum.count = sources_of(a.plan, a.mode, token, sources);
+  const PlanArrays& plan = a.plan;
+  const SumRule rule = recv_rule(a.mode);
+  sum.count = 0;
+  for (std::int64_t at = token * plan.topk; at < (token + 1) * plan.topk; ++at) {
+    if (plan.row[at] < 0) continue;
+    const std::int32_t peer = plan.dest[at];
+    if (rule == SumRule::plain) {
+      if (sum.has_peer(peer)) continue;
+      const auto row = static_cast<std::uint64_t>(plan.token_row[at]);
+      const std::uint64_t place = a.mode.sums_partials() ? w.layout.partial(w.generation, row)
+                                                         : w.layout.result(w.generation, row);
+      sum.add_by_rank(peer, w.base[peer] + place, 1.0F);
+      continue;
+    }
+    // A row that serves two choices was multiplied by both weights by a caller that multiplies.
+    const bool caller = a.mode.weights == Weights::caller;
+    if (caller && plan.repeat[at] != 0) continue;
+    const auto row = static_cast<std::uint64_t>(plan.row[at]);
+    const std::byte* const from = w.base[peer] + w.layout.result(w.generation, row);
+    const float weight = caller ? 1.0F : plan.weight[at];
+    rule == SumRule::weighted ? sum.add(peer, from, weight) : sum.add_by_rank(peer, from, weight);
+  }
   for (int i = 0; i < sum.count; ++i) {
-    const auto row = static_cast<std::uint64_t>(sources[i].row);
-    const std::uint64_t at = a.mode.sums_partials() ? w.layout.partial(w.generation, row)
-                                                    : w.layout.result(w.generation, row);
-    sum.rows[i] = w.base[sources[i].peer] + at;
-    sum.weights[i] = sources[i].weight;
+    sum.ends_rank[i] = i + 1 == sum.count || sum.peers[i] != sum.peers[i + 1];
   }
 }
 
@@ -38,10 +94,8 @@ inline void find_partial_rows(const CombineSend& a, std::int64_t row, RowSum& su
   sum.count = 0;
   for (int k = 0; k < a.topk; ++k) {
     if (entries[k].position < 0) continue;
-    sum.rows[sum.count] =
-        base + w.layout.result(w.generation, static_cast<std::uint64_t>(entries[k].position));
-    sum.weights[sum.count] = entries[k].weight;
-    ++sum.count;
+    const auto at = static_cast<std::uint64_t>(entries[k].position);
+    sum.add(w.rank, base + w.layout.result(w.generation, at), entries[k].weight);
   }
 }
 
@@ -50,20 +104,9 @@ inline void find_partial_rows(const CombineSend& a, std::int64_t row, RowSum& su
   return w.base[w.rank] + w.layout.partial(w.generation, static_cast<std::uint64_t>(row));
 }
 
-// Whether combine_recv multiplies: by_rank's partial rows carry their weights already.
-[[nodiscard]] inline bool is_weighted(const Mode& mode) noexcept {
-  return mode.reduction == Reduction::by_token;
-}
-
-// Counts the rows of one token as moved.
 inline void count_moved(const CombineRecv& a, const RowSum& sum, Moved& moved) noexcept {
-  const Windows& w = a.windows;
-  const std::byte* const own = w.base[w.rank];
   moved.rows += sum.count;
-  for (int i = 0; i < sum.count; ++i) {
-    const bool mine = sum.rows[i] >= own && sum.rows[i] < own + w.layout.bytes;
-    moved.link_rows += mine ? 0 : 1;
-  }
+  for (int i = 0; i < sum.count; ++i) moved.link_rows += sum.peers[i] != a.windows.rank ? 1 : 0;
 }
 
 inline void fetch_scalars(const CombineRecv& a, std::int64_t token) noexcept {

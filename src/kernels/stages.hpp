@@ -43,6 +43,7 @@ struct Mode {
   Layout layout = Layout::grouped;
   Reduction reduction = Reduction::by_token;
   Weights weights = Weights::multiply;
+  SumAt sum_at = SumAt::home;
   DType dtype = DType::bf16;
   std::int64_t hidden = 0;
 
@@ -50,13 +51,17 @@ struct Mode {
   [[nodiscard]] constexpr bool sends_token_rows() const noexcept {
     return layout == Layout::tokens;
   }
-  // TokenEntry records travel with the rows: the receiver must know which rows make a token.
-  [[nodiscard]] constexpr bool sends_entries() const noexcept {
-    return layout == Layout::tokens || reduction == Reduction::by_rank;
-  }
   // The expert's rank sums what it has of a token before it goes home.
   [[nodiscard]] constexpr bool sums_partials() const noexcept {
-    return reduction == Reduction::by_rank && layout != Layout::tokens;
+    return reduction == Reduction::by_rank && layout != Layout::tokens && sum_at == SumAt::expert;
+  }
+  // TokenEntry records travel with the rows: the receiver must know which rows make a token.
+  [[nodiscard]] constexpr bool sends_entries() const noexcept {
+    return layout == Layout::tokens || sums_partials();
+  }
+  // Home gets one row per (token, rank), summed already.
+  [[nodiscard]] constexpr bool pulls_partials() const noexcept {
+    return layout == Layout::tokens || sums_partials();
   }
 };
 
@@ -129,38 +134,6 @@ struct KernelSet {
 // listing the names that exist.
 [[nodiscard]] const KernelSet& find(std::string_view name);
 
-// The places of a token's results at home, in summation order: (peer, row) pairs, by_rank ascending
-// in rank. Writes at most plan.topk entries; returns how many.
-struct Source {
-  std::int32_t peer;
-  std::int32_t row;
-  float weight;
-};
-[[nodiscard]] inline int sources_of(const PlanArrays& plan, const Mode& mode, std::int64_t token,
-                                    Source* sources) noexcept {
-  const std::int64_t first = token * plan.topk;
-  int count = 0;
-  for (std::int64_t at = first; at < first + plan.topk; ++at) {
-    if (plan.row[at] < 0) continue;
-    if (mode.reduction == Reduction::by_token) {
-      if (mode.weights == Weights::caller) {
-        // A row that serves two choices was multiplied by both weights already: count it once.
-        if (plan.repeat[at] == 0) sources[count++] = {plan.dest[at], plan.row[at], 1.0F};
-      } else {
-        sources[count++] = {plan.dest[at], plan.row[at], plan.weight[at]};
-      }
-      continue;
-    }
-    // Insert by rank, once each: topk is small and the list nearly sorted.
-    int place = count;
-    while (place > 0 && sources[place - 1].peer > plan.dest[at]) --place;
-    if (place > 0 && sources[place - 1].peer == plan.dest[at]) continue;
-    for (int i = count; i > place; --i) sources[i] = sources[i - 1];
-    sources[place] = {plan.dest[at], plan.token_row[at], 1.0F};
-    ++count;
-  }
-  return count;
-}
 inline constexpr int kMaxTopk = 64;
 
 }  // namespace wherry::kernels

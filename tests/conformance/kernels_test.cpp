@@ -15,6 +15,7 @@ struct Shape {
   DType dtype;
   std::int64_t hidden;
   std::int64_t tokens;
+  SumAt sum_at = SumAt::home;
 };
 
 // Any bits: NaN with payloads, infinities, subnormals, -0.
@@ -36,6 +37,7 @@ std::vector<std::byte> run(const Shape& shape, std::string_view kernels) {
   ExchangeConfig config = config_for(batch, shape.dtype);
   config.layout = shape.layout;
   config.reduction = shape.reduction;
+  config.sum_at = shape.sum_at;
   config.kernels = kernels;
   config.num_threads = 2;
   run_threads(2, [&](Group& group) {
@@ -71,11 +73,13 @@ std::vector<Shape> shapes() {
     for (const std::int64_t hidden : {1, 63, 64, 257, 520}) {
       all.push_back({Layout::grouped, Reduction::by_token, dtype, hidden, 9});
       all.push_back({Layout::grouped, Reduction::by_rank, dtype, hidden, 9});
+      all.push_back({Layout::grouped, Reduction::by_rank, dtype, hidden, 9, SumAt::expert});
     }
     all.push_back({Layout::tokens, Reduction::by_rank, dtype, 200, 9});
     all.push_back({Layout::slots, Reduction::by_rank, dtype, 200, 9});
     // More than a mebibyte a rank: streaming stores, aligned rows and rows that are not.
     all.push_back({Layout::grouped, Reduction::by_rank, dtype, 2048, 700});
+    all.push_back({Layout::grouped, Reduction::by_rank, dtype, 2048, 700, SumAt::expert});
     all.push_back({Layout::grouped, Reduction::by_token, dtype, 2056, 700});
   }
   return all;

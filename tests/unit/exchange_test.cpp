@@ -61,12 +61,15 @@ TEST(Exchange, AFlippedBitOfOneReceivedRowChangesExactlyThatToken) {
 struct LegalPair {
   Layout layout;
   Reduction reduction;
+  SumAt sum_at = SumAt::home;
 };
 constexpr LegalPair kLegalPairs[] = {{Layout::grouped, Reduction::by_token},
                                      {Layout::grouped, Reduction::by_rank},
                                      {Layout::tokens, Reduction::by_rank},
                                      {Layout::slots, Reduction::by_token},
-                                     {Layout::slots, Reduction::by_rank}};
+                                     {Layout::slots, Reduction::by_rank},
+                                     {Layout::grouped, Reduction::by_rank, SumAt::expert},
+                                     {Layout::slots, Reduction::by_rank, SumAt::expert}};
 
 TEST(Exchange, EveryLegalPairOfLayoutAndReductionEqualsItsDenseRule) {
   for (const LegalPair& pair : kLegalPairs) {
@@ -75,6 +78,7 @@ TEST(Exchange, EveryLegalPairOfLayoutAndReductionEqualsItsDenseRule) {
       ExchangeConfig config = config_for(batch);
       config.layout = pair.layout;
       config.reduction = pair.reduction;
+      config.sum_at = pair.sum_at;
       SCOPED_TRACE(
           fmt::format("{} {} on {} ranks", name(pair.layout), name(pair.reduction), ranks));
       // fp32 rows show every bit of the sum, bf16 rows the one rounding.
@@ -297,6 +301,7 @@ TEST(Exchange, DuplicateExpertsTravelOnceAndBothWeightsCount) {
       ExchangeConfig config = config_for(batch);
       config.layout = pair.layout;
       config.reduction = pair.reduction;
+      config.sum_at = pair.sum_at;
       Exchange exchange(group, config);
       expect_dense<Bf16>(exchange, batch, run_layer<Bf16>(exchange, batch));
       // Experts 0, 1 live on rank 0 and 2, 3 on rank 1: token 0 has three slots on two ranks, token

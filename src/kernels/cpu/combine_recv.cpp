@@ -24,7 +24,7 @@ HWY_ATTR Moved combine_recv(const CombineRecv& a, std::int64_t begin, std::int64
       if (token + 1 < end) find_token_rows(a, token + 1, next);
       count_moved(a, sums[token % 2], moved);
       const std::byte* addend = a.addend != nullptr ? a.addend + token * a.addend_pitch : nullptr;
-      sum_row<kType>(sums[token % 2], is_weighted(a.mode), addend, a.out + token * a.out_pitch,
+      sum_row<kType>(sums[token % 2], recv_rule(a.mode), addend, a.out + token * a.out_pitch,
                      a.mode.hidden, a.streaming, next);
       if (a.scalars_out != nullptr) fetch_scalars(a, token);
     }

@@ -21,8 +21,8 @@ HWY_ATTR void combine_send(const CombineSend& a, std::int64_t begin, std::int64_
       RowSum& next = sums[(row + 1) % 2];
       next.count = 0;
       if (row + 1 < end) find_partial_rows(a, row + 1, next);
-      sum_row<kType>(sums[row % 2], true, nullptr, partial_row(a, row), a.mode.hidden, a.streaming,
-                     next);
+      sum_row<kType>(sums[row % 2], SumRule::weighted, nullptr, partial_row(a, row), a.mode.hidden,
+                     a.streaming, next);
     }
   });
   if (a.streaming) hwy::FlushStream();

@@ -34,6 +34,7 @@ struct Vectors<DType::f32> {
   static HWY_INLINE V canonical(V v) {
     return hn::IfThenElse(hn::IsNaN(v), hn::Set(D(), std::numeric_limits<float>::quiet_NaN()), v);
   }
+  static HWY_INLINE V rounded(V v) { return canonical(v); }
   template <bool kStream>
   static HWY_INLINE void store_pair(V v0, V v1, std::byte* row, std::size_t h) {
     float* to = reinterpret_cast<float*>(row) + h;
@@ -58,6 +59,7 @@ struct Vectors<DType::f64> {
   static HWY_INLINE V canonical(V v) {
     return hn::IfThenElse(hn::IsNaN(v), hn::Set(D(), std::numeric_limits<double>::quiet_NaN()), v);
   }
+  static HWY_INLINE V rounded(V v) { return canonical(v); }
   template <bool kStream>
   static HWY_INLINE void store_pair(V v0, V v1, std::byte* row, std::size_t h) {
     double* to = reinterpret_cast<double*>(row) + h;
@@ -100,15 +102,19 @@ struct Vectors<DType::bf16> {
     const auto bits = hn::LoadU(D16(), reinterpret_cast<const std::uint16_t*>(row) + h);
     return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(D32(), bits)));
   }
-  // In integers: Highway's own conversion truncates, vcvtneps2bf16 flushes subnormals.
-  static HWY_INLINE hn::Vec<D16> round(V v) {
+  // The bits of the rounded value in the low half of each lane. In integers: Highway's own
+  // conversion truncates, vcvtneps2bf16 flushes subnormals.
+  static HWY_INLINE hn::Vec<D32> rounded_bits(V v) {
     const D32 d32;
     const auto bits = hn::BitCast(d32, v);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
     const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d32, 0x7FFF)), odd));
     const auto nan = hn::RebindMask(d32, hn::IsNaN(v));
-    const auto result = hn::IfThenElse(nan, hn::Set(d32, 0x7FC0), rounded);
-    return hn::DemoteTo(D16(), hn::BitCast(hn::Rebind<std::int32_t, D>(), result));
+    return hn::IfThenElse(nan, hn::Set(d32, 0x7FC0), rounded);
+  }
+  static HWY_INLINE V rounded(V v) { return hn::BitCast(D(), hn::ShiftLeft<16>(rounded_bits(v))); }
+  static HWY_INLINE hn::Vec<D16> round(V v) {
+    return hn::DemoteTo(D16(), hn::BitCast(hn::Rebind<std::int32_t, D>(), rounded_bits(v)));
   }
   template <bool kStream>
   static HWY_INLINE void store_pair(V v0, V v1, std::byte* row, std::size_t h) {
@@ -126,6 +132,9 @@ struct Vectors<DType::f16> {
     const auto bits = hn::LoadU(DBits(), reinterpret_cast<const std::uint16_t*>(row) + h);
     return hn::PromoteTo(D(), hn::BitCast(D16(), bits));
   }
+  static HWY_INLINE V rounded(V v) {
+    return hn::PromoteTo(D(), hn::DemoteTo(D16(), Vectors<DType::f32>::canonical(v)));
+  }
   static HWY_INLINE hn::Vec<DBits> round(V v) {
     return hn::BitCast(DBits(), hn::DemoteTo(D16(), Vectors<DType::f32>::canonical(v)));
   }
@@ -135,8 +144,8 @@ struct Vectors<DType::f16> {
   }
 };
 
-// One block of kUnroll vectors: enough independent sums to hide the latency of the multiply-add.
-template <DType kType, bool kWeighted, bool kStream>
+// One block of four vectors: enough independent sums to hide the latency of the multiply-add.
+template <DType kType, SumRule kRule, bool kStream>
 HWY_INLINE void sum_block(const RowSum& sum, const std::byte* addend, std::byte* out,
                           std::size_t h) {
   using X = Vectors<kType>;
@@ -146,6 +155,10 @@ HWY_INLINE void sum_block(const RowSum& sum, const std::byte* addend, std::byte*
   auto s1 = hn::Zero(d);
   auto s2 = hn::Zero(d);
   auto s3 = hn::Zero(d);
+  [[maybe_unused]] auto t0 = s0;  // per_rank: the ranks before this one
+  [[maybe_unused]] auto t1 = s1;
+  [[maybe_unused]] auto t2 = s2;
+  [[maybe_unused]] auto t3 = s3;
   const auto add = [&](const std::byte* row, auto into) HWY_ATTR {
     s0 = into(X::load(row, h), s0);
     s1 = into(X::load(row, h + lanes), s1);
@@ -153,12 +166,26 @@ HWY_INLINE void sum_block(const RowSum& sum, const std::byte* addend, std::byte*
     s3 = into(X::load(row, h + 3 * lanes), s3);
   };
   for (int i = 0; i < sum.count; ++i) {
-    if constexpr (kWeighted) {
+    if constexpr (kRule == SumRule::plain) {
+      add(sum.rows[i], [&](auto v, auto s) HWY_ATTR { return hn::Add(s, v); });
+    } else {
       const auto weight = hn::Set(d, static_cast<hn::TFromD<typename X::D>>(sum.weights[i]));
       add(sum.rows[i], [&](auto v, auto s) HWY_ATTR { return hn::MulAdd(weight, v, s); });
-    } else {
-      add(sum.rows[i], [&](auto v, auto s) HWY_ATTR { return hn::Add(s, v); });
     }
+    if constexpr (kRule == SumRule::per_rank) {
+      if (!sum.ends_rank[i]) continue;
+      t0 = hn::Add(t0, X::rounded(s0));
+      t1 = hn::Add(t1, X::rounded(s1));
+      t2 = hn::Add(t2, X::rounded(s2));
+      t3 = hn::Add(t3, X::rounded(s3));
+      s0 = s1 = s2 = s3 = hn::Zero(d);
+    }
+  }
+  if constexpr (kRule == SumRule::per_rank) {
+    s0 = t0;
+    s1 = t1;
+    s2 = t2;
+    s3 = t3;
   }
   if (addend != nullptr) add(addend, [&](auto v, auto s) HWY_ATTR { return hn::Add(s, v); });
   X::template store_pair<kStream>(s0, s1, out, h);
@@ -176,7 +203,7 @@ HWY_INLINE void prefetch_rows(const RowSum& next, std::size_t byte, std::size_t 
   }
 }
 
-template <DType kType, bool kWeighted, bool kStream>
+template <DType kType, SumRule kRule, bool kStream>
 HWY_ATTR void sum_row_as(const RowSum& sum, const std::byte* addend, std::byte* out,
                          std::int64_t hidden, const RowSum& next) {
   const typename Vectors<kType>::D d;
@@ -186,23 +213,25 @@ HWY_ATTR void sum_row_as(const RowSum& sum, const std::byte* addend, std::byte* 
   std::size_t h = 0;
   for (; h + block <= size; h += block) {
     prefetch_rows(next, h * kElement, block * kElement);
-    sum_block<kType, kWeighted, kStream>(sum, addend, out, h);
+    sum_block<kType, kRule, kStream>(sum, addend, out, h);
   }
-  reference::sum_rows<kType>(sum, kWeighted, addend, out, static_cast<std::int64_t>(h), hidden);
+  reference::sum_rows<kType>(sum, kRule, addend, out, static_cast<std::int64_t>(h), hidden);
 }
 
 // Streams only to aligned rows. Rows of `next` (may be empty) are prefetched.
 template <DType kType>
-HWY_ATTR void sum_row(const RowSum& sum, bool weighted, const std::byte* addend, std::byte* out,
+HWY_ATTR void sum_row(const RowSum& sum, SumRule rule, const std::byte* addend, std::byte* out,
                       std::int64_t hidden, bool streaming, const RowSum& next) {
   const hn::ScalableTag<std::uint8_t> bytes;
   const bool stream = streaming && reinterpret_cast<std::uintptr_t>(out) % hn::Lanes(bytes) == 0;
-  if (weighted) {
-    stream ? sum_row_as<kType, true, true>(sum, addend, out, hidden, next)
-           : sum_row_as<kType, true, false>(sum, addend, out, hidden, next);
-  } else {
-    stream ? sum_row_as<kType, false, true>(sum, addend, out, hidden, next)
-           : sum_row_as<kType, false, false>(sum, addend, out, hidden, next);
+  const auto run = [&]<SumRule kRule>() HWY_ATTR {
+    stream ? sum_row_as<kType, kRule, true>(sum, addend, out, hidden, next)
+           : sum_row_as<kType, kRule, false>(sum, addend, out, hidden, next);
+  };
+  switch (rule) {
+    case SumRule::weighted: run.template operator()<SumRule::weighted>(); return;
+    case SumRule::plain: run.template operator()<SumRule::plain>(); return;
+    case SumRule::per_rank: run.template operator()<SumRule::per_rank>(); return;
   }
 }
 

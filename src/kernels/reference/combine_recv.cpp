@@ -12,7 +12,7 @@ Moved combine_recv(const CombineRecv& a, std::int64_t begin, std::int64_t end) {
       find_token_rows(a, token, sum);
       count_moved(a, sum, moved);
       const std::byte* addend = a.addend != nullptr ? a.addend + token * a.addend_pitch : nullptr;
-      sum_rows<kType>(sum, is_weighted(a.mode), addend, a.out + token * a.out_pitch, 0,
+      sum_rows<kType>(sum, recv_rule(a.mode), addend, a.out + token * a.out_pitch, 0,
                       a.mode.hidden);
       if (a.scalars_out != nullptr) fetch_scalars(a, token);
     }

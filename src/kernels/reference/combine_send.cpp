@@ -9,7 +9,7 @@ void combine_send(const CombineSend& a, std::int64_t begin, std::int64_t end) {
     RowSum sum;
     for (std::int64_t row = begin; row < end; ++row) {
       find_partial_rows(a, row, sum);
-      sum_rows<kType>(sum, true, nullptr, partial_row(a, row), 0, a.mode.hidden);
+      sum_rows<kType>(sum, SumRule::weighted, nullptr, partial_row(a, row), 0, a.mode.hidden);
     }
   });
 }
