@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# scripts/gpu_spike.sh [build|check|sanitize|soak|launch|processes|time|all ...]: the CUDA kernels against their
-# oracle, and their times (launch: all ranks in one launch, processes: one process a rank; time is
-# both), with what a bare CUDA machine has (nvcc and a C++20 compiler; CUDA MPS
-# for ranks as processes). Results go to $OUT, or results/h200.
+# scripts/gpu_spike.sh [build|check|sanitize|soak|launch|processes|time|all ...]: the CUDA kernels
+# against their oracle, and their times (launch: all ranks in one launch; processes: one process a
+# rank, under CUDA MPS; time: both), with what a bare CUDA machine has: nvcc and a C++20 compiler.
+# Results go to $OUT, or results/h200.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -15,24 +15,99 @@ std::vector<Shape> check_shapes() {
   const auto add = [&](Shape shape) { shapes.push_back(shape); };
   for (const bool bulk : {true, false}) {
     add({.ranks = 8, .tokens = 128, .hidden = 7168, .layout = kTokens, .bulk = bulk, .blocks = 8});
-    add({.ranks = 4, .tokens = 100, .layout = kTokens, .bulk = bulk, .uneven = true, .duplicates = true, .absent = 0.3});
-    add({.ranks = 3, .tokens = 67, .hidden = 2880, .topk = 6, .experts = 31, .layout = kTokens, .depth = 3, .bulk = bulk});
-    add({.ranks = 8, .tokens = 64, .layout = kGrouped, .reduction = kRank, .alignment = 8, .bulk = bulk, .duplicates = true, .absent = 0.2});
-    add({.ranks = 8, .tokens = 64, .layout = kGrouped, .reduction = kToken, .bulk = bulk, .uneven = true, .absent = 0.1});
-    add({.ranks = 8, .tokens = 64, .layout = kGrouped, .reduction = kRank, .partials = true, .bulk = bulk, .duplicates = true, .absent = 0.2});
-    add({.ranks = 4, .tokens = 96, .hidden = 1024, .layout = kGrouped, .reduction = kRank, .alignment = 16, .partials = true, .fill = true, .bulk = bulk, .duplicates = true});
-    add({.ranks = 8, .tokens = 32, .hidden = 2048, .layout = kSlots, .reduction = kToken, .bulk = bulk, .duplicates = true, .absent = 0.2});
+    add({.ranks = 4,
+         .tokens = 100,
+         .layout = kTokens,
+         .bulk = bulk,
+         .uneven = true,
+         .duplicates = true,
+         .absent = 0.3});
+    add({.ranks = 3,
+         .tokens = 67,
+         .hidden = 2880,
+         .topk = 6,
+         .experts = 31,
+         .layout = kTokens,
+         .depth = 3,
+         .bulk = bulk});
+    add({.ranks = 8,
+         .tokens = 64,
+         .layout = kGrouped,
+         .reduction = kRank,
+         .alignment = 8,
+         .bulk = bulk,
+         .duplicates = true,
+         .absent = 0.2});
+    add({.ranks = 8,
+         .tokens = 64,
+         .layout = kGrouped,
+         .reduction = kToken,
+         .bulk = bulk,
+         .uneven = true,
+         .absent = 0.1});
+    add({.ranks = 8,
+         .tokens = 64,
+         .layout = kGrouped,
+         .reduction = kRank,
+         .partials = true,
+         .bulk = bulk,
+         .duplicates = true,
+         .absent = 0.2});
+    add({.ranks = 4,
+         .tokens = 96,
+         .hidden = 1024,
+         .layout = kGrouped,
+         .reduction = kRank,
+         .alignment = 16,
+         .partials = true,
+         .fill = true,
+         .bulk = bulk,
+         .duplicates = true});
+    add({.ranks = 8,
+         .tokens = 32,
+         .hidden = 2048,
+         .layout = kSlots,
+         .reduction = kToken,
+         .bulk = bulk,
+         .duplicates = true,
+         .absent = 0.2});
   }
   for (const int hidden : {1, 8, 2050, 2056}) {  // odd rows: no bulk copies, some no 16-byte copies
     add({.ranks = 2, .tokens = 33, .hidden = hidden, .topk = 3, .experts = 7, .layout = kTokens});
-    add({.ranks = 2, .tokens = 33, .hidden = hidden, .topk = 3, .experts = 7, .layout = kGrouped, .reduction = kToken});
+    add({.ranks = 2,
+         .tokens = 33,
+         .hidden = hidden,
+         .topk = 3,
+         .experts = 7,
+         .layout = kGrouped,
+         .reduction = kToken});
   }
   for (const int topk : {1, 9, 12, 22, 32}) {
     add({.ranks = 5, .tokens = 40, .hidden = 256, .topk = topk, .experts = 129, .layout = kTokens});
-    add({.ranks = 7, .tokens = 40, .hidden = 256, .topk = topk, .experts = 129, .layout = kGrouped, .reduction = kToken});
+    add({.ranks = 7,
+         .tokens = 40,
+         .hidden = 256,
+         .topk = topk,
+         .experts = 129,
+         .layout = kGrouped,
+         .reduction = kToken});
   }
-  add({.ranks = 8, .tokens = 128, .hidden = 7168, .experts = 256, .layout = kSlots, .reduction = kToken, .e4m3 = true, .blocks = 16});
-  add({.ranks = 8, .tokens = 1, .hidden = 7168, .experts = 256, .layout = kSlots, .reduction = kToken, .e4m3 = true, .blocks = 16});
+  add({.ranks = 8,
+       .tokens = 128,
+       .hidden = 7168,
+       .experts = 256,
+       .layout = kSlots,
+       .reduction = kToken,
+       .e4m3 = true,
+       .blocks = 16});
+  add({.ranks = 8,
+       .tokens = 1,
+       .hidden = 7168,
+       .experts = 256,
+       .layout = kSlots,
+       .reduction = kToken,
+       .e4m3 = true,
+       .blocks = 16});
   add({.ranks = 1, .tokens = 50, .hidden = 640, .layout = kGrouped, .alignment = 4});
   add({.ranks = 8, .tokens = 40, .hidden = 128, .experts = 1025, .layout = kGrouped});
   add({.ranks = 2, .tokens = 50, .hidden = 65536, .topk = 2, .experts = 8, .layout = kTokens});
@@ -76,8 +151,12 @@ bool replays_are_right(const Shape& shape) {
 bool nan_is_canonical() {
   bool good = true;
   for (const Layout layout : {Layout::tokens, Layout::grouped, Layout::slots}) {
-    Cluster cluster({.shape = {.ranks = 4, .tokens = 16, .hidden = 256, .layout = layout,
-                               .reduction = layout == Layout::slots ? Reduction::by_token : Reduction::by_rank}});
+    Cluster cluster({.shape = {.ranks = 4,
+                               .tokens = 16,
+                               .hidden = 256,
+                               .layout = layout,
+                               .reduction = layout == Layout::slots ? Reduction::by_token
+                                                                    : Reduction::by_rank}});
     good = checked_step(cluster, 0, 0, {}, "before NaN") && good;
     cluster.poison_windows();
     cluster.plan(1);
@@ -99,11 +178,12 @@ bool faults_are_right() {
   CUDA_OK(cudaStreamSynchronize(cluster.stream()));
   for (int rank = 0; rank < 2; ++rank) {
     const layout::Fault f = cluster.fault(rank);
-    const bool right = f.cause == static_cast<std::uint32_t>(ErrorCode::timeout) + 1 && f.blamed == 2 &&
+    const bool right = f.cause == static_cast<std::uint32_t>(ErrorCode::timeout) + 1 &&
+                       f.blamed == 2 &&
                        f.stage == static_cast<std::uint32_t>(Stage::dispatch_recv) && f.step == 2;
     if (!right) {
-      std::printf("FAILED fault of rank %d: cause %u stage %u blamed %u reporter %u step %u\n", rank, f.cause,
-                  f.stage, f.blamed, f.reporter, f.step);
+      std::printf("FAILED fault of rank %d: cause %u stage %u blamed %u reporter %u step %u\n",
+                  rank, f.cause, f.stage, f.blamed, f.reporter, f.step);
     }
     good = good && right;
   }
@@ -129,13 +209,14 @@ int run_checks() {
     for (int step = 0; step < 2 * shape.depth + 1; ++step) {
       const StepOptions options{.halves = step % 2 == 1,
                                 .host_sums = step < 2 && shape.hidden * shape.tokens < 300000};
-      good = checked_step(cluster, step % shape.sets, step % shape.depth, options, name.c_str()) && good;
+      good = checked_step(cluster, step % shape.sets, step % shape.depth, options, name.c_str()) &&
+             good;
     }
     for (int local = 0; local < shape.ranks; ++local) {
       const layout::Fault f = cluster.fault(local);
       if (f.cause == 0) continue;
-      std::printf("FAILED %s: rank %d fault cause %u stage %u blamed %u step %u\n", name.c_str(), local,
-                  f.cause, f.stage, f.blamed, f.step);
+      std::printf("FAILED %s: rank %d fault cause %u stage %u blamed %u step %u\n", name.c_str(),
+                  local, f.cause, f.stage, f.blamed, f.step);
       good = false;
       break;
     }
@@ -148,13 +229,24 @@ int run_checks() {
     ++cases;
     failed += good ? 0 : 1;
   };
-  one("graph replay, tokens", replays_are_right({.ranks = 8, .hidden = 1024, .layout = Layout::tokens, .sets = 5}));
+  one("graph replay, tokens",
+      replays_are_right({.ranks = 8, .hidden = 1024, .layout = Layout::tokens, .sets = 5}));
   one("graph replay, grouped by_rank, filled on arrival",
-      replays_are_right({.ranks = 4, .layout = Layout::grouped, .depth = 3, .alignment = 8, .partials = true, .fill = true, .sets = 5}));
+      replays_are_right({.ranks = 4,
+                         .layout = Layout::grouped,
+                         .depth = 3,
+                         .alignment = 8,
+                         .partials = true,
+                         .fill = true,
+                         .sets = 5}));
   one("one NaN", nan_is_canonical());
-  one("graph replay, slots e4m3",
-      replays_are_right({.ranks = 8, .tokens = 16, .hidden = 1024, .layout = Layout::slots,
-                         .reduction = Reduction::by_token, .e4m3 = true, .sets = 5}));
+  one("graph replay, slots e4m3", replays_are_right({.ranks = 8,
+                                                     .tokens = 16,
+                                                     .hidden = 1024,
+                                                     .layout = Layout::slots,
+                                                     .reduction = Reduction::by_token,
+                                                     .e4m3 = true,
+                                                     .sets = 5}));
   one("faults", faults_are_right());
   std::printf("%d of %d cases failed\n", failed, cases);
   return failed == 0 ? 0 : 1;
@@ -165,15 +257,33 @@ int run_sanitize() {
   const std::vector<Shape> shapes = {
       {.ranks = 2, .tokens = 9, .hidden = 512, .topk = 3, .experts = 6, .blocks = 2, .sets = 2},
       {.ranks = 2, .tokens = 9, .hidden = 50, .topk = 3, .experts = 6, .blocks = 2, .sets = 2},
-      {.ranks = 2, .tokens = 9, .hidden = 256, .topk = 3, .experts = 6, .layout = Layout::grouped,
-       .alignment = 4, .fill = true, .blocks = 2, .sets = 2},
-      {.ranks = 2, .tokens = 5, .hidden = 512, .topk = 3, .experts = 6, .layout = Layout::slots,
-       .reduction = Reduction::by_token, .e4m3 = true, .blocks = 2, .sets = 2},
+      {.ranks = 2,
+       .tokens = 9,
+       .hidden = 256,
+       .topk = 3,
+       .experts = 6,
+       .layout = Layout::grouped,
+       .alignment = 4,
+       .fill = true,
+       .blocks = 2,
+       .sets = 2},
+      {.ranks = 2,
+       .tokens = 5,
+       .hidden = 512,
+       .topk = 3,
+       .experts = 6,
+       .layout = Layout::slots,
+       .reduction = Reduction::by_token,
+       .e4m3 = true,
+       .blocks = 2,
+       .sets = 2},
   };
   for (const Shape& shape : shapes) {
     Cluster cluster({.shape = shape, .deadline_s = 200.0});
     for (int step = 0; step < 3; ++step) {
-      good = checked_step(cluster, step % 2, step % 2, {.halves = step == 1}, describe(shape).c_str()) && good;
+      good = checked_step(cluster, step % 2, step % 2, {.halves = step == 1},
+                          describe(shape).c_str()) &&
+             good;
     }
   }
   std::printf("sanitize: %s\n", good ? "ok" : "FAILED");

@@ -15,7 +15,8 @@ constexpr int kThreads = 256;
 // --- Kernels that fill and compare, by the oracle's functions -------------------------------------
 
 __global__ void fill_payload(std::uint16_t* x, int tokens, int hidden, int set, int rank) {
-  for (int token = static_cast<int>(blockIdx.x); token < tokens; token += static_cast<int>(gridDim.x)) {
+  for (int token = static_cast<int>(blockIdx.x); token < tokens;
+       token += static_cast<int>(gridDim.x)) {
     for (int column = static_cast<int>(threadIdx.x); column < hidden; column += kThreads) {
       x[static_cast<std::size_t>(token) * hidden + column] = payload(set, rank, token, column);
     }
@@ -42,7 +43,8 @@ struct ExpertsArgs {
 
 __device__ void check_quantised(const ExpertsArgs& a, int row, const Origin& origin,
                                 const std::byte* bytes) {
-  for (int block = static_cast<int>(threadIdx.x); block < (a.hidden + 127) / 128; block += kThreads) {
+  for (int block = static_cast<int>(threadIdx.x); block < (a.hidden + 127) / 128;
+       block += kThreads) {
     const int end = min(a.hidden, block * 128 + 128);
     float largest = 0.0F;
     for (int c = block * 128; c < end; ++c) {
@@ -51,7 +53,8 @@ __device__ void check_quantised(const ExpertsArgs& a, int row, const Origin& ori
     const float scale = largest == 0.0F ? 1.0F : __fdiv_rn(largest, 448.0F);
     const float stored = reinterpret_cast<const float*>(bytes + a.hidden)[block];
     if (__float_as_int(scale) != __float_as_int(stored)) {
-      note(a.found, &a.found->rows, 1, a.rank, row, block, __float_as_int(scale), __float_as_int(stored));
+      note(a.found, &a.found->rows, 1, a.rank, row, block, __float_as_int(scale),
+           __float_as_int(stored));
     }
     for (int c = block * 128; c < end; ++c) {
       const float x = widen(payload(a.set, origin.source, origin.token, c));
@@ -64,7 +67,8 @@ __device__ void check_quantised(const ExpertsArgs& a, int row, const Origin& ori
 
 // Compares each received row with its origin's payload and writes what its expert makes of it.
 __global__ void run_experts(ExpertsArgs a) {
-  for (int row = static_cast<int>(blockIdx.x); row < a.num_origins; row += static_cast<int>(gridDim.x)) {
+  for (int row = static_cast<int>(blockIdx.x); row < a.num_origins;
+       row += static_cast<int>(gridDim.x)) {
     const Origin origin = a.origins[row];
     const auto at = static_cast<std::uint64_t>(row);
     const auto generation = static_cast<std::uint64_t>(a.generation);
@@ -94,15 +98,17 @@ __global__ void run_experts(ExpertsArgs a) {
     const layout::TokenEntry& entry = got[i % a.topk];
     const layout::TokenEntry& expected = a.expected_entries[i];
     if (entry.position != expected.position || entry.weight != expected.weight) {
-      note(a.found, &a.found->entries, 4, a.rank, i / a.topk, i % a.topk, expected.position, entry.position);
+      note(a.found, &a.found->entries, 4, a.rank, i / a.topk, i % a.topk, expected.position,
+           entry.position);
     }
   }
 }
 
-__global__ void compare_sums(const std::uint16_t* out, SumRule rule, int rank, int tokens, int hidden,
-                             const std::int32_t* dest, const std::int32_t* slot, const float* weights,
-                             Mismatches* found) {
-  for (int token = static_cast<int>(blockIdx.x); token < tokens; token += static_cast<int>(gridDim.x)) {
+__global__ void compare_sums(const std::uint16_t* out, SumRule rule, int rank, int tokens,
+                             int hidden, const std::int32_t* dest, const std::int32_t* slot,
+                             const float* weights, Mismatches* found) {
+  for (int token = static_cast<int>(blockIdx.x); token < tokens;
+       token += static_cast<int>(gridDim.x)) {
     const int first = token * rule.topk;
     for (int c = static_cast<int>(threadIdx.x); c < hidden; c += kThreads) {
       const std::uint16_t expected =
@@ -172,7 +178,6 @@ Cluster::Cluster(const Options& options) : shape_(options.shape), first_(options
   CUDA_OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUDA_OK(cuda::prepare_count());
   CUDA_OK(cuda::prepare_dispatch_send());
-  if (std::getenv("WHERRY_KEEP_CARVEOUT") == nullptr) CUDA_OK(cuda::prepare_combine());
   for (int set = 0; set < shape_.sets; ++set) plans_.push_back(make_plans(shape_, set));
   const int local_ranks = options.local_ranks > 0 ? options.local_ranks : shape_.ranks;
   launch_ranks = local_ranks;
@@ -180,18 +185,21 @@ Cluster::Cluster(const Options& options) : shape_(options.shape), first_(options
   const double everywhere = shape_.ranks * (1.0 - std::pow(1.0 - 1.0 / shape_.ranks, shape_.topk));
   dispatch_shape = cuda::choose_dispatch_shape(
       {shape_.tokens, shape_.row_bytes(),
-       shape_.layout == Layout::tokens || shape_.fill ? everywhere : shape_.topk, shape_.blocks, bulk});
-  combine_shape = cuda::choose_combine_shape(shape_.tokens, shape_.x_bytes(), shape_.blocks, sum_of(shape_));
+       shape_.layout == Layout::tokens || shape_.fill ? everywhere : shape_.topk, shape_.blocks,
+       bulk});
+  combine_shape = cuda::choose_combine_shape(
+      {shape_.tokens, shape_.x_bytes(), everywhere, shape_.blocks, sum_of(shape_)});
 
   std::vector<std::int32_t> identity(static_cast<std::size_t>(shape_.experts) + 1);
   std::vector<std::int32_t> slot_rank, slot_begin;
   for (int e = 0; e <= shape_.experts; ++e) identity[static_cast<std::size_t>(e)] = e;
   for (int e = 0; e < shape_.experts; ++e) slot_rank.push_back(rank_of_slot(shape_, e));
   for (int r = 0; r <= shape_.ranks; ++r) slot_begin.push_back(first_slot_of(shape_, r));
-  placement_ = {upload(identity), upload(identity), upload(slot_rank), upload(slot_begin),
-                shape_.experts, shape_.experts};
+  placement_ = {upload(identity),   upload(identity), upload(slot_rank),
+                upload(slot_begin), shape_.experts,   shape_.experts};
   mismatches_ = device<Mismatches>(1);
-  CUDA_OK(cudaHostAlloc(&fault_records_, sizeof(std::uint64_t) * static_cast<std::size_t>(local_ranks),
+  CUDA_OK(cudaHostAlloc(&fault_records_,
+                        sizeof(std::uint64_t) * static_cast<std::size_t>(local_ranks),
                         cudaHostAllocMapped));
   std::memset(fault_records_, 0, sizeof(std::uint64_t) * static_cast<std::size_t>(local_ranks));
 
@@ -225,7 +233,9 @@ void Cluster::make_windows(const Options& options) {
   params.token_row_capacity = entries ? token_rows : 0;
   params.result_capacity = params.row_capacity;
   params.partial_capacity =
-      shape_.layout == Layout::grouped && shape_.reduction == Reduction::by_rank && shape_.partials ? token_rows : 0;
+      shape_.layout == Layout::grouped && shape_.reduction == Reduction::by_rank && shape_.partials
+          ? token_rows
+          : 0;
   layout_ = layout::make_window_layout(params);
 
   windows_.assign(static_cast<std::size_t>(shape_.ranks), nullptr);
@@ -257,8 +267,14 @@ void Cluster::make_local(Local& local, int rank, double deadline_s) {
   const auto slots = static_cast<std::size_t>(max_local_slots(shape_));
   const auto ranks = static_cast<std::size_t>(shape_.ranks);
   local.rank = rank;
-  local.context = {layout_, device_windows_, device<cuda::RankState>(1), nullptr,
-                   static_cast<std::uint64_t>(deadline_s * 1e9), rank, shape_.ranks, shape_.topk};
+  local.context = {layout_,
+                   device_windows_,
+                   device<cuda::RankState>(1),
+                   nullptr,
+                   static_cast<std::uint64_t>(deadline_s * 1e9),
+                   rank,
+                   shape_.ranks,
+                   shape_.topk};
   for (int g = 0; g < shape_.depth; ++g) {
     local.plans.push_back({device<std::int32_t>(choices), device<std::int32_t>(choices),
                            device<std::int32_t>(choices), device<std::int32_t>(choices),
@@ -277,9 +293,15 @@ void Cluster::make_local(Local& local, int rank, double deadline_s) {
   for (int set = 0; set < shape_.sets; ++set) {
     const RankPlan& plan = plans_[static_cast<std::size_t>(set)][static_cast<std::size_t>(rank)];
     const auto& origins = shape_.layout == Layout::tokens ? plan.token_rows : plan.rows;
-    Local::Set s{upload(plan.ids), upload(plan.dest), upload(plan.slot), upload(plan.weights),
-                 device<std::uint16_t>(elements), upload(origins), static_cast<int>(origins.size()),
-                 upload(plan.entries), static_cast<int>(plan.token_rows.size())};
+    Local::Set s{upload(plan.ids),
+                 upload(plan.dest),
+                 upload(plan.slot),
+                 upload(plan.weights),
+                 device<std::uint16_t>(elements),
+                 upload(origins),
+                 static_cast<int>(origins.size()),
+                 upload(plan.entries),
+                 static_cast<int>(plan.token_rows.size())};
     fill_payload<<<256, kThreads, 0, stream_>>>(s.x, shape_.tokens, shape_.hidden, set, rank);
     CUDA_OK(cudaGetLastError());
     local.sets.push_back(s);
@@ -316,11 +338,19 @@ void Cluster::plan(int generation, cuda::CountStep step) {
   cuda::RankTable<cuda::CountArgs> table{};
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     Local& local = locals_[i];
-    table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)], placement_,
-                     local.ids, local.weights, false, local.block_counts, local.bad_choice,
-                     cuda::choose_chunk_tokens(shape_.tokens, shape_.blocks), shape_.alignment,
-                     rows_per_slot(shape_),
-                     shape_.layout == Layout::grouped ? static_cast<std::int32_t>(layout_.row_capacity) : 0};
+    table.rank[i] = {
+        local.context,
+        local.plans[static_cast<std::size_t>(generation)],
+        placement_,
+        local.ids,
+        local.weights,
+        false,
+        local.block_counts,
+        local.bad_choice,
+        cuda::choose_chunk_tokens(shape_.tokens, shape_.blocks),
+        shape_.alignment,
+        rows_per_slot(shape_),
+        shape_.layout == Layout::grouped ? static_cast<std::int32_t>(layout_.row_capacity) : 0};
   }
   CUDA_OK(cuda::launch_count(table, launch_ranks, shape_.blocks, step, stream_));
 }
@@ -339,13 +369,18 @@ void Cluster::dispatch_send(int generation, bool receive) {
   cuda::RankTable<cuda::DispatchSendArgs> table{};
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     Local& local = locals_[i];
-    table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)],
-                     reinterpret_cast<const std::byte*>(local.x), shape_.x_bytes(),
-                     static_cast<std::uint32_t>(generation), rows_of(shape_),
-                     shape_.layout != Layout::slots, receive};
+    table.rank[i] = {local.context,
+                     local.plans[static_cast<std::size_t>(generation)],
+                     reinterpret_cast<const std::byte*>(local.x),
+                     shape_.x_bytes(),
+                     static_cast<std::uint32_t>(generation),
+                     rows_of(shape_),
+                     shape_.layout != Layout::slots,
+                     receive};
   }
   if (shape_.e4m3) {
-    CUDA_OK(cuda::launch_dispatch_send_e4m3(table, launch_ranks, shape_.blocks, shape_.hidden, stream_));
+    CUDA_OK(cuda::launch_dispatch_send_e4m3(table, launch_ranks, shape_.blocks, shape_.hidden,
+                                            stream_));
   } else {
     CUDA_OK(cuda::launch_dispatch_send(table, launch_ranks, dispatch_shape, stream_));
   }
@@ -355,7 +390,8 @@ void Cluster::dispatch_recv(int generation) {
   cuda::RankTable<cuda::DispatchRecvArgs> table{};
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     Local& local = locals_[i];
-    const int local_slots = first_slot_of(shape_, local.rank + 1) - first_slot_of(shape_, local.rank);
+    const int local_slots =
+        first_slot_of(shape_, local.rank + 1) - first_slot_of(shape_, local.rank);
     table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)],
                      static_cast<std::uint32_t>(generation), rows_of(shape_),
                      shape_.layout == Layout::grouped ? local_slots : 0};
@@ -385,9 +421,13 @@ void Cluster::combine_recv(int generation, bool send) {
   cuda::RankTable<cuda::CombineRecvArgs> table{};
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     Local& local = locals_[i];
-    table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)],
-                     reinterpret_cast<std::byte*>(local.out), shape_.x_bytes(),
-                     static_cast<std::uint32_t>(generation), sum_of(shape_), send};
+    table.rank[i] = {local.context,
+                     local.plans[static_cast<std::size_t>(generation)],
+                     reinterpret_cast<std::byte*>(local.out),
+                     shape_.x_bytes(),
+                     static_cast<std::uint32_t>(generation),
+                     sum_of(shape_),
+                     send};
   }
   CUDA_OK(cuda::launch_combine_recv(table, launch_ranks, combine_shape, stream_));
 }
@@ -410,21 +450,35 @@ void Cluster::delay(int step, int most_us) {
 void Cluster::experts(int generation, int set) {
   for (Local& local : locals_) {
     const Local::Set& s = local.sets[static_cast<std::size_t>(set)];
-    ExpertsArgs args{layout_, windows_[static_cast<std::size_t>(local.rank)], s.origins, s.num_origins,
-                     local.rank, generation, set, shape_.hidden, shape_.topk, shape_.experts, shape_.e4m3,
-                     shape_.layout == Layout::grouped, shape_.layout != Layout::slots, s.entries,
-                     s.num_token_rows, mismatches_};
+    ExpertsArgs args{layout_,
+                     windows_[static_cast<std::size_t>(local.rank)],
+                     s.origins,
+                     s.num_origins,
+                     local.rank,
+                     generation,
+                     set,
+                     shape_.hidden,
+                     shape_.topk,
+                     shape_.experts,
+                     shape_.e4m3,
+                     shape_.layout == Layout::grouped,
+                     shape_.layout != Layout::slots,
+                     s.entries,
+                     s.num_token_rows,
+                     mismatches_};
     run_experts<<<512, kThreads, 0, stream_>>>(args);
     CUDA_OK(cudaGetLastError());
   }
 }
 
 void Cluster::check_sums(int set) {
-  const SumRule rule{shape_.layout, shape_.reduction, shape_.ranks, shape_.topk, shape_.experts, set};
+  const SumRule rule{shape_.layout, shape_.reduction, shape_.ranks,
+                     shape_.topk,   shape_.experts,   set};
   for (Local& local : locals_) {
     const Local::Set& s = local.sets[static_cast<std::size_t>(set)];
-    compare_sums<<<512, kThreads, 0, stream_>>>(local.out, rule, local.rank, shape_.tokens_of(local.rank),
-                                                shape_.hidden, s.dest, s.slot, s.weights, mismatches_);
+    compare_sums<<<512, kThreads, 0, stream_>>>(local.out, rule, local.rank,
+                                                shape_.tokens_of(local.rank), shape_.hidden, s.dest,
+                                                s.slot, s.weights, mismatches_);
     CUDA_OK(cudaGetLastError());
   }
 }
@@ -440,11 +494,12 @@ bool Cluster::plan_is_right(int generation, int set) {
   CUDA_OK(cudaStreamSynchronize(stream_));
   const auto same = [](const char* name, int rank, const auto* on_device, const auto& expected) {
     auto found = expected;
-    CUDA_OK(cudaMemcpy(found.data(), on_device, found.size() * sizeof(found[0]), cudaMemcpyDeviceToHost));
+    CUDA_OK(cudaMemcpy(found.data(), on_device, found.size() * sizeof(found[0]),
+                       cudaMemcpyDeviceToHost));
     for (std::size_t i = 0; i < expected.size(); ++i) {
       if (found[i] == expected[i]) continue;
-      std::printf("rank %d: %s[%zu] is %d, expected %d\n", rank, name, i, static_cast<int>(found[i]),
-                  static_cast<int>(expected[i]));
+      std::printf("rank %d: %s[%zu] is %d, expected %d\n", rank, name, i,
+                  static_cast<int>(found[i]), static_cast<int>(expected[i]));
       return false;
     }
     return true;
@@ -482,11 +537,13 @@ bool Cluster::sums_are_nan() {
 
 bool Cluster::sums_are_right_on_host(int set) {
   CUDA_OK(cudaStreamSynchronize(stream_));
-  const SumRule rule{shape_.layout, shape_.reduction, shape_.ranks, shape_.topk, shape_.experts, set};
+  const SumRule rule{shape_.layout, shape_.reduction, shape_.ranks,
+                     shape_.topk,   shape_.experts,   set};
   for (Local& local : locals_) {
     const RankPlan& p = plans_[static_cast<std::size_t>(set)][static_cast<std::size_t>(local.rank)];
     const int tokens = shape_.tokens_of(local.rank);
-    std::vector<std::uint16_t> out(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(shape_.hidden));
+    std::vector<std::uint16_t> out(static_cast<std::size_t>(tokens) *
+                                   static_cast<std::size_t>(shape_.hidden));
     CUDA_OK(cudaMemcpy(out.data(), local.out, out.size() * 2, cudaMemcpyDeviceToHost));
     for (std::size_t i = 0; i < out.size(); ++i) {
       const auto token = i / static_cast<std::size_t>(shape_.hidden);
@@ -496,8 +553,8 @@ bool Cluster::sums_are_right_on_host(int set) {
           expected_sum(rule, local.rank, static_cast<int>(token), column, p.dest.data() + first,
                        p.slot.data() + first, p.weights.data() + first);
       if (out[i] == expected) continue;
-      std::printf("rank %d token %zu column %d: sum is %04x, expected %04x (host)\n", local.rank, token,
-                  column, out[i], expected);
+      std::printf("rank %d token %zu column %d: sum is %04x, expected %04x (host)\n", local.rank,
+                  token, column, out[i], expected);
       return false;
     }
   }
@@ -512,7 +569,8 @@ void Cluster::poison_windows() {
   for (Local& local : locals_) {
     std::byte* window = windows_[static_cast<std::size_t>(local.rank)];
     CUDA_OK(cudaMemsetAsync(window + layout_.rows, 0xFF, layout_.bytes - layout_.rows, stream_));
-    CUDA_OK(cudaMemsetAsync(local.out, 0xFF, static_cast<std::size_t>(shape_.tokens) * shape_.x_bytes(), stream_));
+    CUDA_OK(cudaMemsetAsync(local.out, 0xFF,
+                            static_cast<std::size_t>(shape_.tokens) * shape_.x_bytes(), stream_));
   }
 }
 

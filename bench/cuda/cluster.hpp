@@ -104,7 +104,7 @@ class Cluster {
   std::vector<void*> allocations_;
   std::byte** device_windows_ = nullptr;
   kernels::cuda::PlacementArrays placement_{};
-  Mismatches* mismatches_ = nullptr;  // device
+  Mismatches* mismatches_ = nullptr;        // device
   std::uint64_t* fault_records_ = nullptr;  // pinned
 };
 

@@ -15,7 +15,10 @@ int main(int argc, char** argv) {
   if (what == "check") return wherry::bench::run_checks();
   if (what == "sanitize") return wherry::bench::run_sanitize();
   if (what == "soak") return wherry::bench::run_soak(argc > 2 ? std::atoi(argv[2]) : 1000);
-  if (what == "time" && argc > 2) return wherry::bench::run_time(argv[2], argc > 3 ? argv[3] : "launch", command);
-  std::fprintf(stderr, "usage: wherry_gpu check | soak [STEPS] | sanitize | time FILE.json [launch|processes]\n");
+  if (what == "time" && argc > 2)
+    return wherry::bench::run_time(argv[2], argc > 3 ? argv[3] : "launch", command);
+  std::fprintf(
+      stderr,
+      "usage: wherry_gpu check | soak [STEPS] | sanitize | time FILE.json [launch|processes]\n");
   return 2;
 }

@@ -26,10 +26,10 @@ struct Shape {
   Reduction reduction = Reduction::by_rank;
   int depth = 2;
   int alignment = 1;
-  bool e4m3 = false;       // dispatch quantised rows
-  bool partials = false;   // grouped by_rank: sums travel as partials instead of being made at home
-  bool fill = false;       // grouped: further slots are filled on arrival (Rows::first_slot)
-  bool bulk = true;        // bulk copies where legal, else ordinary ones
+  bool e4m3 = false;      // dispatch quantised rows
+  bool partials = false;  // grouped by_rank: sums travel as partials instead of being made at home
+  bool fill = false;      // grouped: further slots are filled on arrival (Rows::first_slot)
+  bool bulk = true;       // bulk copies where legal, else ordinary ones
   bool uneven = false;
   bool duplicates = false;  // some tokens name one expert twice
   double absent = 0.0;      // share of choices that are -1
@@ -112,7 +112,7 @@ struct RankPlan {
   std::vector<std::int32_t> dest, slot, row, token_row;
   std::vector<std::uint8_t> repeat;
   std::vector<std::int32_t> slot_counts, slot_begin, token_rows_from, token_rows_to;
-  std::vector<Origin> rows;        // grouped or slots rows of this rank
+  std::vector<Origin> rows;  // grouped or slots rows of this rank
   std::vector<Origin> token_rows;
   std::vector<layout::TokenEntry> entries;  // [token_rows, topk]
 };

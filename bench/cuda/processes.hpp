@@ -24,7 +24,7 @@ namespace wherry::bench {
 
 inline constexpr int kMaxProcesses = 16;
 inline constexpr int kMaxSamples = 64;
-enum TimedStage : int { kDispatch, kCombine, kBoth, kNumStages };
+enum TimedStage : int { kDispatch, kCombine, kCombineOther, kBoth, kNumStages };
 
 struct SharedPage {
   int ranks = 0;
@@ -61,7 +61,8 @@ struct SharedPage {
 // Runs body(rank, page) in `ranks` forked processes, then report(page) here. False if one failed.
 inline bool run_processes(int ranks, const std::function<int(int, SharedPage&)>& body,
                           const std::function<void(const SharedPage&)>& report) {
-  void* memory = mmap(nullptr, sizeof(SharedPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      mmap(nullptr, sizeof(SharedPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return false;
   auto* page = new (memory) SharedPage;
   page->ranks = ranks;

@@ -11,7 +11,8 @@ namespace {
 
 // Halves, two generations in flight, no barrier: combine(t - 1) comes after dispatch(t).
 int soak_rank(int rank, SharedPage& page, const Shape& shape, int steps) {
-  Cluster cluster({.shape = shape, .first_rank = rank, .local_ranks = 1, .gather = page.gather(rank)});
+  Cluster cluster(
+      {.shape = shape, .first_rank = rank, .local_ranks = 1, .gather = page.gather(rank)});
   page.barrier();
   constexpr int kMostDelay = 40;
   const auto combine = [&](int step) {
@@ -26,7 +27,8 @@ int soak_rank(int rank, SharedPage& page, const Shape& shape, int steps) {
     const int set = step % shape.sets;
     if (shape.depth == 1 && step > 0) combine(step - 1);
     cluster.load_set(set);
-    cluster.plan(generation, step % 2 == 0 ? kernels::cuda::CountStep::both : kernels::cuda::CountStep::send);
+    cluster.plan(generation,
+                 step % 2 == 0 ? kernels::cuda::CountStep::both : kernels::cuda::CountStep::send);
     if (step % 2 != 0) cluster.plan(generation, kernels::cuda::CountStep::recv);
     cluster.delay(4 * step, kMostDelay);
     cluster.dispatch_send(generation);
@@ -39,8 +41,8 @@ int soak_rank(int rank, SharedPage& page, const Shape& shape, int steps) {
   const Mismatches found = cluster.mismatches();
   const layout::Fault fault = cluster.fault(0);
   if (fault.cause != 0) {
-    std::printf("rank %d: fault cause %u stage %u blamed %u step %u\n", rank, fault.cause, fault.stage,
-                fault.blamed, fault.step);
+    std::printf("rank %d: fault cause %u stage %u blamed %u step %u\n", rank, fault.cause,
+                fault.stage, fault.blamed, fault.step);
   }
   const bool good = report("soak", found, true, true) && fault.cause == 0;
   page.barrier();  // windows stay until all are done
@@ -52,19 +54,57 @@ int soak_rank(int rank, SharedPage& page, const Shape& shape, int steps) {
 int run_soak(int steps) {
   bool good = true;
   const std::vector<Shape> shapes = {
-      {.ranks = 8, .tokens = 48, .hidden = 1024, .layout = Layout::tokens, .depth = 2, .blocks = 4, .sets = 5},
-      {.ranks = 8, .tokens = 48, .hidden = 1024, .layout = Layout::tokens, .depth = 1, .blocks = 4, .sets = 5},
-      {.ranks = 4, .tokens = 64, .hidden = 512, .layout = Layout::grouped, .depth = 2, .alignment = 8,
-       .partials = true, .fill = true, .uneven = true, .absent = 0.2, .blocks = 4, .sets = 5},
-      {.ranks = 8, .tokens = 32, .hidden = 512, .layout = Layout::grouped, .depth = 3, .duplicates = true, .blocks = 4, .sets = 5},
-      {.ranks = 8, .tokens = 16, .hidden = 2048, .layout = Layout::slots, .reduction = Reduction::by_token,
-       .depth = 2, .e4m3 = true, .blocks = 4, .sets = 5},
+      {.ranks = 8,
+       .tokens = 48,
+       .hidden = 1024,
+       .layout = Layout::tokens,
+       .depth = 2,
+       .blocks = 4,
+       .sets = 5},
+      {.ranks = 8,
+       .tokens = 48,
+       .hidden = 1024,
+       .layout = Layout::tokens,
+       .depth = 1,
+       .blocks = 4,
+       .sets = 5},
+      {.ranks = 4,
+       .tokens = 64,
+       .hidden = 512,
+       .layout = Layout::grouped,
+       .depth = 2,
+       .alignment = 8,
+       .partials = true,
+       .fill = true,
+       .uneven = true,
+       .absent = 0.2,
+       .blocks = 4,
+       .sets = 5},
+      {.ranks = 8,
+       .tokens = 32,
+       .hidden = 512,
+       .layout = Layout::grouped,
+       .depth = 3,
+       .duplicates = true,
+       .blocks = 4,
+       .sets = 5},
+      {.ranks = 8,
+       .tokens = 16,
+       .hidden = 2048,
+       .layout = Layout::slots,
+       .reduction = Reduction::by_token,
+       .depth = 2,
+       .e4m3 = true,
+       .blocks = 4,
+       .sets = 5},
   };
   for (const Shape& shape : shapes) {
     const bool right = run_processes(
-        shape.ranks, [&](int rank, SharedPage& page) { return soak_rank(rank, page, shape, steps); },
+        shape.ranks,
+        [&](int rank, SharedPage& page) { return soak_rank(rank, page, shape, steps); },
         [](const SharedPage&) {});
-    std::printf("%s soak of %d steps: %s\n", right ? "ok    " : "FAILED", steps, describe(shape).c_str());
+    std::printf("%s soak of %d steps: %s\n", right ? "ok    " : "FAILED", steps,
+                describe(shape).c_str());
     good = good && right;
   }
   return good ? 0 : 1;

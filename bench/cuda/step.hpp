@@ -18,22 +18,23 @@ inline bool report(const char* name, const Mismatches& found, bool plan_right, b
   const bool good = found.rows + found.entries + found.sums == 0 && plan_right && host_right;
   if (!good) {
     const int* f = found.first;
-    std::printf("FAILED %s: %llu row, %llu entry, %llu sum mismatches; plan %s; host sums %s\n"
-                "  first: kind %d rank %d row %d column %d expected %x found %x\n",
-                name, found.rows, found.entries, found.sums, plan_right ? "right" : "WRONG",
-                host_right ? "right" : "WRONG", f[0], f[1], f[2], f[3],
-                static_cast<unsigned>(f[4]), static_cast<unsigned>(f[5]));
+    std::printf(
+        "FAILED %s: %llu row, %llu entry, %llu sum mismatches; plan %s; host sums %s\n"
+        "  first: kind %d rank %d row %d column %d expected %x found %x\n",
+        name, found.rows, found.entries, found.sums, plan_right ? "right" : "WRONG",
+        host_right ? "right" : "WRONG", f[0], f[1], f[2], f[3], static_cast<unsigned>(f[4]),
+        static_cast<unsigned>(f[5]));
   }
   return good;
 }
 
 struct StepOptions {
-  bool halves = false;      // the four half launches (and two of the plan) instead of the fused ones
+  bool halves = false;  // the four half launches (and two of the plan) instead of the fused ones
   bool host_sums = true;
 };
 
 inline bool checked_step(Cluster& cluster, int set, int generation, const StepOptions& options,
-                  const char* name) {
+                         const char* name) {
   cluster.load_set(set);
   cluster.poison_windows();
   if (options.halves) {
@@ -63,9 +64,10 @@ inline std::string describe(const Shape& s) {
   std::string text = layouts[static_cast<int>(s.layout)];
   text += s.reduction == Reduction::by_token ? " by_token" : " by_rank";
   text += ' ';
-  text += std::to_string(s.ranks) + "x" + std::to_string(s.blocks) + " T" + std::to_string(s.tokens) +
-          " H" + std::to_string(s.hidden) + " K" + std::to_string(s.topk) + " E" + std::to_string(s.experts) +
-          " depth" + std::to_string(s.depth);
+  text += std::to_string(s.ranks) + "x" + std::to_string(s.blocks) + " T" +
+          std::to_string(s.tokens) + " H" + std::to_string(s.hidden) + " K" +
+          std::to_string(s.topk) + " E" + std::to_string(s.experts) + " depth" +
+          std::to_string(s.depth);
   if (s.e4m3) text += " e4m3";
   if (s.fill) text += " fill";
   if (s.partials) text += " partials";

@@ -97,12 +97,13 @@ class Results {
       const char* value = std::getenv(name);
       return std::string(value != nullptr ? value : "unknown");
     };
-    std::fprintf(file_,
-                 "{\"machine\": \"%s\", \"driver\": \"%s\", \"nvcc\": \"%s\", \"cuda_runtime\": %d, "
-                 "\"commit\": \"%s\", \"command\": \"%s\",\n \"results\": [",
-                 variable("WHERRY_MACHINE").c_str(), variable("WHERRY_DRIVER").c_str(),
-                 variable("WHERRY_NVCC").c_str(), CUDART_VERSION, variable("WHERRY_COMMIT").c_str(),
-                 command.c_str());
+    std::fprintf(
+        file_,
+        "{\"machine\": \"%s\", \"driver\": \"%s\", \"nvcc\": \"%s\", \"cuda_runtime\": %d, "
+        "\"commit\": \"%s\", \"command\": \"%s\",\n \"results\": [",
+        variable("WHERRY_MACHINE").c_str(), variable("WHERRY_DRIVER").c_str(),
+        variable("WHERRY_NVCC").c_str(), CUDART_VERSION, variable("WHERRY_COMMIT").c_str(),
+        command.c_str());
   }
   ~Results() {
     std::fprintf(file_, "\n]}\n");
@@ -124,22 +125,24 @@ class Results {
   void add(const Row& row) {
     const double floor_us = row.bytes / row.copy_gbps / 1e3;
     const double share = 100.0 * floor_us / static_cast<double>(row.timing.median_us);
-    std::fprintf(file_,
-                 "%s\n  {\"ranks_as\": \"%s\", \"stage\": \"%s\", \"variant\": \"%s\", \"shape\": \"%s\", "
-                 "\"ranks\": %d, \"sms\": %d, \"tokens\": %d, \"hidden\": %d, \"topk\": %d, \"experts\": %d, "
-                 "\"median_us\": %.2f, \"p99_us\": %.2f, \"floor_us\": %.2f, \"floor_percent\": %.1f, "
-                 "\"copy_gbps\": %.0f, \"right\": %s}",
-                 first_ ? "" : ",", row.ranks_as, row.stage, row.variant.c_str(), describe(row.shape).c_str(),
-                 row.shape.ranks, row.shape.blocks, row.shape.tokens, row.shape.hidden, row.shape.topk,
-                 row.shape.experts, static_cast<double>(row.timing.median_us),
-                 static_cast<double>(row.timing.p99_us), floor_us, share, row.copy_gbps,
-                 row.right ? "true" : "false");
+    std::fprintf(
+        file_,
+        "%s\n  {\"ranks_as\": \"%s\", \"stage\": \"%s\", \"variant\": \"%s\", \"shape\": \"%s\", "
+        "\"ranks\": %d, \"sms\": %d, \"tokens\": %d, \"hidden\": %d, \"topk\": %d, \"experts\": "
+        "%d, "
+        "\"median_us\": %.2f, \"p99_us\": %.2f, \"floor_us\": %.2f, \"floor_percent\": %.1f, "
+        "\"copy_gbps\": %.0f, \"right\": %s}",
+        first_ ? "" : ",", row.ranks_as, row.stage, row.variant.c_str(),
+        describe(row.shape).c_str(), row.shape.ranks, row.shape.blocks, row.shape.tokens,
+        row.shape.hidden, row.shape.topk, row.shape.experts,
+        static_cast<double>(row.timing.median_us), static_cast<double>(row.timing.p99_us), floor_us,
+        share, row.copy_gbps, row.right ? "true" : "false");
     first_ = false;
     std::fflush(file_);
-    std::printf("%-9s %dx%-2d T%-4d %-16s %-22s %8.1f us  %5.1f%% of floor  p99 %8.1f%s\n", row.ranks_as,
-                row.shape.ranks, row.shape.blocks, row.shape.tokens, row.stage, row.variant.c_str(),
-                static_cast<double>(row.timing.median_us), share, static_cast<double>(row.timing.p99_us),
-                row.right ? "" : "  WRONG");
+    std::printf("%-9s %dx%-2d T%-4d %-16s %-22s %8.1f us  %5.1f%% of floor  p99 %8.1f%s\n",
+                row.ranks_as, row.shape.ranks, row.shape.blocks, row.shape.tokens, row.stage,
+                row.variant.c_str(), static_cast<double>(row.timing.median_us), share,
+                static_cast<double>(row.timing.p99_us), row.right ? "" : "  WRONG");
     std::fflush(stdout);
   }
 
@@ -158,8 +161,8 @@ double combine_bytes(const Shape& shape, std::int64_t rows, std::int64_t tokens)
 
 std::string shape_name(const cuda::DispatchShape& s) {
   if (s.stages == 0) return "copy piece " + std::to_string(s.piece_bytes);
-  return std::to_string(s.warps) + "w" + std::to_string(s.stages) + "s" + std::to_string(s.stores_in_flight) +
-         " piece " + std::to_string(s.piece_bytes);
+  return std::to_string(s.warps) + "w" + std::to_string(s.stages) + "s" +
+         std::to_string(s.stores_in_flight) + " piece " + std::to_string(s.piece_bytes);
 }
 
 // All ranks in one launch. `variants`: other shapes of dispatch to try.
@@ -172,7 +175,8 @@ void time_in_one_launch(Results& results, const Shape& shape, double copy_gbps,
   const int calls = decode ? 50 : 6;
   const int replays = 31;
   const std::int64_t rows = cluster.rows_sent(0);
-  const auto add = [&](const char* stage, const std::string& variant, const Timing& timing, double bytes) {
+  const auto add = [&](const char* stage, const std::string& variant, const Timing& timing,
+                       double bytes) {
     results.add({"launch", shape, stage, variant, timing, bytes, copy_gbps, right});
   };
   const double to = dispatch_bytes(shape, rows, cluster.tokens());
@@ -181,22 +185,36 @@ void time_in_one_launch(Results& results, const Shape& shape, double copy_gbps,
   const std::string name = shape.e4m3 ? "e4m3" : shape_name(cluster.dispatch_shape);
   add("plan", "", time_replays(cluster, calls, replays, [&](int g) { cluster.plan(g); }), 0.0);
   add("dispatch", name, time_replays(cluster, calls, replays, dispatch), to);
-  add("plan+dispatch", name, time_replays(cluster, calls, replays, [&](int g) {
-        cluster.plan(g);
-        cluster.dispatch(g);
-      }), to);
+  add("plan+dispatch", name,
+      time_replays(cluster, calls, replays,
+                   [&](int g) {
+                     cluster.plan(g);
+                     cluster.dispatch(g);
+                   }),
+      to);
   const cuda::DispatchShape chosen = cluster.dispatch_shape;
   for (const cuda::DispatchShape& variant : variants) {
     cluster.dispatch_shape = variant;
     add("dispatch", shape_name(variant), time_replays(cluster, calls, replays, dispatch), to);
   }
   cluster.dispatch_shape = chosen;
-  add("combine", std::to_string(cluster.combine_shape.parts) + " parts",
-      time_replays(cluster, calls, replays, [&](int g) { cluster.combine(g); }), home);
-  add("both", name, time_replays(cluster, calls, replays, [&](int g) {
-        cluster.dispatch(g);
-        cluster.combine(g);
-      }), to + home);
+  const int threads = cluster.combine_shape.threads;
+  for (const int each : {threads, 1536 - threads}) {  // 512 and 1024
+    if (each != threads && shape.layout != Layout::tokens) continue;
+    cluster.combine_shape.threads = each;
+    add("combine",
+        std::to_string(each) + " threads, " + std::to_string(cluster.combine_shape.parts) +
+            " parts",
+        time_replays(cluster, calls, replays, [&](int g) { cluster.combine(g); }), home);
+  }
+  cluster.combine_shape.threads = threads;
+  add("both", name,
+      time_replays(cluster, calls, replays,
+                   [&](int g) {
+                     cluster.dispatch(g);
+                     cluster.combine(g);
+                   }),
+      to + home);
   const Mismatches found = cluster.mismatches();
   if (found.rows + found.entries + found.sums != 0) std::printf("WRONG after timing\n");
 }
@@ -210,7 +228,8 @@ int time_rank(int rank, SharedPage& page, const Shape& shape) {
     page.copy_gbps = copy_rate(stream);
   }
   page.barrier();
-  Cluster cluster({.shape = shape, .first_rank = rank, .local_ranks = 1, .gather = page.gather(rank)});
+  Cluster cluster(
+      {.shape = shape, .first_rank = rank, .local_ranks = 1, .gather = page.gather(rank)});
   page.barrier();
   bool right = true;
   for (int g = 0; g < shape.depth; ++g) {
@@ -221,15 +240,22 @@ int time_rank(int rank, SharedPage& page, const Shape& shape) {
   const int calls = decode ? 40 : 6;
   constexpr int kReplays = 32;
   for (int stage = 0; stage < kNumStages; ++stage) {
-    const auto times = replay_times(cluster, calls, kReplays, [&](int g) {
-      if (stage != kCombine) cluster.dispatch(g);
-      if (stage != kDispatch) cluster.combine(g);
-    }, [&] { page.barrier(); });
+    const int threads = cluster.combine_shape.threads;
+    if (stage == kCombineOther) cluster.combine_shape.threads = 1536 - threads;  // of 512 and 1024
+    const auto times = replay_times(
+        cluster, calls, kReplays,
+        [&](int g) {
+          if (stage == kDispatch || stage == kBoth) cluster.dispatch(g);
+          if (stage != kDispatch) cluster.combine(g);
+        },
+        [&] { page.barrier(); });
+    cluster.combine_shape.threads = threads;
     for (std::size_t i = 0; i < times.size(); ++i) page.samples[rank][stage][i] = times[i];
     page.barrier();
   }
   cluster.check_sums(0);
-  right = report("after timing", cluster.mismatches(), true, true) && cluster.fault(0).cause == 0 && right;
+  right = report("after timing", cluster.mismatches(), true, true) && cluster.fault(0).cause == 0 &&
+          right;
   page.barrier();
   return right ? 0 : 1;
 }
@@ -247,19 +273,27 @@ bool time_in_processes(Results& results, const Shape& shape) {
   const bool good = run_processes(
       shape.ranks, [&](int rank, SharedPage& page) { return time_rank(rank, page, shape); },
       [&](const SharedPage& page) {
-        const char* stages[] = {"dispatch", "combine", "both"};
+        const char* stages[] = {"dispatch", "combine", "combine", "both"};
+        const char* variants[] = {"", "", "the other block size", ""};
         for (int stage = 0; stage < kNumStages; ++stage) {
           std::vector<float> slowest;  // of the ranks, replay by replay
           for (int sample = 0; sample < kMaxSamples; ++sample) {
             float most = 0;
-            for (int rank = 0; rank < shape.ranks; ++rank) most = std::max(most, page.samples[rank][stage][sample]);
+            for (int rank = 0; rank < shape.ranks; ++rank)
+              most = std::max(most, page.samples[rank][stage][sample]);
             if (most > 0) slowest.push_back(most);
           }
           const double to = dispatch_bytes(shape, rows, tokens);
           const double home = combine_bytes(shape, rows, tokens);
-          const double bytes = stage == kDispatch ? to : stage == kCombine ? home : to + home;
-          results.add({"processes", shape, stages[stage], "", {median(slowest), percentile99(slowest)}, bytes,
-                       page.copy_gbps, true});
+          const double bytes = stage == kDispatch ? to : stage == kBoth ? to + home : home;
+          results.add({"processes",
+                       shape,
+                       stages[stage],
+                       variants[stage],
+                       {median(slowest), percentile99(slowest)},
+                       bytes,
+                       page.copy_gbps,
+                       true});
         }
       });
   if (!good) std::printf("FAILED timing as processes: %s\n", describe(shape).c_str());
@@ -267,11 +301,26 @@ bool time_in_processes(Results& results, const Shape& shape) {
 }
 
 Shape throughput(int ranks, int blocks, int hidden = 7168, int topk = 8) {
-  return {.ranks = ranks, .tokens = 4096, .hidden = hidden, .topk = topk, .experts = 256, .blocks = blocks, .sets = 1};
+  return {.ranks = ranks,
+          .tokens = 4096,
+          .hidden = hidden,
+          .topk = topk,
+          .experts = 256,
+          .blocks = blocks,
+          .sets = 1};
 }
 Shape decode(int tokens) {
-  return {.ranks = 8, .tokens = tokens, .hidden = 7168, .topk = 8, .experts = 256, .layout = Layout::slots,
-          .reduction = Reduction::by_token, .depth = 2, .e4m3 = true, .blocks = 16, .sets = 1};
+  return {.ranks = 8,
+          .tokens = tokens,
+          .hidden = 7168,
+          .topk = 8,
+          .experts = 256,
+          .layout = Layout::slots,
+          .reduction = Reduction::by_token,
+          .depth = 2,
+          .e4m3 = true,
+          .blocks = 16,
+          .sets = 1};
 }
 
 }  // namespace
@@ -281,7 +330,8 @@ int run_time(const char* path, const std::string& mode, const std::string& comma
   const std::pair<int, int> kShapes[] = {{8, 16}, {8, 8}, {8, 4}, {4, 32}, {4, 24}, {4, 16}};
   bool good = true;
   if (mode == "processes") {
-    for (const auto& [ranks, blocks] : kShapes) good = time_in_processes(results, throughput(ranks, blocks)) && good;
+    for (const auto& [ranks, blocks] : kShapes)
+      good = time_in_processes(results, throughput(ranks, blocks)) && good;
     for (const int tokens : {128, 16, 1}) good = time_in_processes(results, decode(tokens)) && good;
     return good ? 0 : 1;
   }
@@ -291,8 +341,11 @@ int run_time(const char* path, const std::string& mode, const std::string& comma
   std::printf("copy %.0f GB/s read + write\n", gbps);
   for (const auto& [ranks, blocks] : kShapes) {
     time_in_one_launch(results, throughput(ranks, blocks), gbps,
-                       {{blocks, 4, 3, 1, 14336}, {blocks, 7, 2, 1, 14336}, {blocks, 4, 6, 2, 7168},
-                        {blocks, 8, 3, 1, 7168}, {blocks, 32, 0, 0, 14336}});
+                       {{blocks, 4, 3, 1, 14336},
+                        {blocks, 7, 2, 1, 14336},
+                        {blocks, 4, 6, 2, 7168},
+                        {blocks, 8, 3, 1, 7168},
+                        {blocks, 32, 0, 0, 14336}});
   }
   for (const int tokens : {128, 16, 1}) time_in_one_launch(results, decode(tokens), gbps, {});
   Shape grouped = throughput(8, 16);
@@ -307,8 +360,10 @@ int run_time(const char* path, const std::string& mode, const std::string& comma
   grouped.partials = false;
   grouped.reduction = Reduction::by_token;
   time_in_one_launch(results, grouped, gbps, {});
-  for (const int hidden : {2880, 3584, 2056, 2050}) time_in_one_launch(results, throughput(8, 16, hidden), gbps, {});
-  for (const int topk : {1, 6, 9, 12}) time_in_one_launch(results, throughput(8, 16, 7168, topk), gbps, {});
+  for (const int hidden : {2880, 3584, 2056, 2050})
+    time_in_one_launch(results, throughput(8, 16, hidden), gbps, {});
+  for (const int topk : {1, 6, 9, 12})
+    time_in_one_launch(results, throughput(8, 16, 7168, topk), gbps, {});
   return 0;
 }
 

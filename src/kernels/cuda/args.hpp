@@ -40,7 +40,7 @@ struct RankState {
 // The same for every call of an exchange.
 struct RankContext {
   layout::WindowLayout layout;
-  std::byte* const* windows;    // [ranks], this process's address of each window
+  std::byte* const* windows;  // [ranks], this process's address of each window
   RankState* state;
   std::uint64_t* fault_record;  // pinned host memory: 0, or the first fault (layout::pack_fault)
   std::uint64_t deadline_ns;    // of every wait
@@ -51,12 +51,12 @@ struct RankContext {
 
 // A plan in device memory; the arrays are those of PlanData.
 struct PlanArrays {
-  std::int32_t* dest;       // [tokens, topk]
-  std::int32_t* slot;       // [tokens, topk]
-  std::int32_t* row;        // [tokens, topk]
-  std::int32_t* token_row;  // [tokens, topk]
-  float* weight;            // [tokens, topk]
-  std::uint8_t* repeat;     // [tokens, topk]
+  std::int32_t* dest;             // [tokens, topk]
+  std::int32_t* slot;             // [tokens, topk]
+  std::int32_t* row;              // [tokens, topk]
+  std::int32_t* token_row;        // [tokens, topk]
+  float* weight;                  // [tokens, topk]
+  std::uint8_t* repeat;           // [tokens, topk]
   std::int32_t* slot_counts;      // [local slots]
   std::int32_t* slot_begin;       // [local slots + 1]
   std::int32_t* token_rows_from;  // [ranks]
@@ -99,12 +99,12 @@ struct CountArgs {
   const void* ids;       // int32 or int64 [tokens, topk], logical experts or -1
   const float* weights;  // [tokens, topk], or null: all 1
   bool ids_are_int64;
-  std::int32_t* block_counts;   // [blocks of count_send][slots + ranks], then their prefix sums
-  std::uint64_t* bad_choice;    // kNoBadChoice, or the first token * topk + k with a bad id
-  std::int32_t chunk_tokens;    // tokens a block of count_send counts
-  std::int32_t alignment;       // grouped: rows of each slot's segment are a multiple of this
-  std::int32_t rows_per_slot;   // slots: rows of each slot; 0: grouped
-  std::int32_t row_limit;       // grouped: most rows of a rank with padding; 0: no limit
+  std::int32_t* block_counts;  // [blocks of count_send][slots + ranks], then their prefix sums
+  std::uint64_t* bad_choice;   // kNoBadChoice, or the first token * topk + k with a bad id
+  std::int32_t chunk_tokens;   // tokens a block of count_send counts
+  std::int32_t alignment;      // grouped: rows of each slot's segment are a multiple of this
+  std::int32_t rows_per_slot;  // slots: rows of each slot; 0: grouped
+  std::int32_t row_limit;      // grouped: most rows of a rank with padding; 0: no limit
 };
 inline constexpr std::uint64_t kNoBadChoice = ~std::uint64_t{0};
 

@@ -60,8 +60,8 @@ __device__ inline Destinations destinations_of(const DispatchSendArgs& args, con
                                                int lane) {
   const RankContext& context = args.context;
   const bool first_of_rank = is_first_with(choice.dest, lane);
-  const bool sends = args.rows == Rows::per_slot ? choice.dest >= 0 && !choice.repeat
-                                                 : first_of_rank;
+  const bool sends =
+      args.rows == Rows::per_slot ? choice.dest >= 0 && !choice.repeat : first_of_rank;
   const std::int32_t row = args.rows == Rows::per_rank ? choice.token_row : choice.row;
   std::byte* to = nullptr;
   if (sends) {

@@ -9,11 +9,7 @@ namespace wherry::kernels::cuda {
 
 namespace {
 
-// Plain sums have few rows a token: fewer threads with more loads each keep more bytes in flight.
-constexpr int kPlainThreads = 512;
-constexpr int threads_for(Sum sum) {
-  return sum == Sum::token_rows || sum == Sum::partials ? kPlainThreads : kMaxSumThreads;
-}
+constexpr int kExactThreads = 512;  // twice the registers of kMaxSumThreads
 
 // What a lane needs of its choice; loaded one token ahead, so kept small.
 struct Source {
@@ -38,8 +34,7 @@ __device__ int list_terms(const CombineRecvArgs& args, const Source& source, War
   const layout::WindowLayout& layout = context.layout;
   const unsigned same_rank = __match_any_sync(kAllLanes, source.dest);
   const bool first_of_rank = (same_rank & lanes_before(lane)) == 0;
-  const bool present =
-      source.dest >= 0 && (kArithmetic != Arithmetic::plain || first_of_rank);
+  const bool present = source.dest >= 0 && (kArithmetic != Arithmetic::plain || first_of_rank);
   const unsigned lanes = __ballot_sync(kAllLanes, present);
   int order = __popc(lanes & lanes_before(lane));
   if constexpr (kArithmetic != Arithmetic::weighted) {
@@ -82,7 +77,7 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
     const std::uint32_t first = item % parts * part_vectors;
     const SumTarget target{args.out + item / parts * args.out_pitch, aligned, row_bytes, first,
                            min(first + part_vectors, vectors)};
-    sum_rows<kArithmetic>(terms[warp], count, target, lane);
+    sum_rows<kArithmetic, kThreads <= kExactThreads>(terms[warp], count, target, lane);
   }
 }
 
@@ -124,13 +119,16 @@ cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const Com
 
 }  // namespace
 
-CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes, int num_sms,
-                                  Sum sum) {
+CombineShape choose_combine_shape(const CombineJob& job) {
+  // Few rows a token: fewer threads with more loads each keep more bytes in flight (4 ranks x 16 SMs:
+  // 315 -> 288 us). With more rows that is slower as one process a rank (8 x 16: 748 -> 1041 us).
+  const bool plain = job.sum == Sum::token_rows || job.sum == Sum::partials;
+  const int threads = plain && job.copies < 4.5 ? kExactThreads : kMaxSumThreads;
   // Each part is at least one load a lane; more parts only while there are warps without work.
-  const std::int64_t warps = std::int64_t{num_sms} * threads_for(sum) / kWarpLanes;
-  const auto most = static_cast<std::int64_t>((row_bytes + 511) / 512);
-  const std::int64_t wanted = tokens > 0 ? (warps + tokens - 1) / tokens : 1;
-  return {num_sms, static_cast<int>(wanted < most ? wanted : most)};
+  const std::int64_t warps = std::int64_t{job.num_sms} * threads / kWarpLanes;
+  const auto most = static_cast<std::int64_t>((job.row_bytes + 511) / 512);
+  const std::int64_t wanted = job.tokens > 0 ? (warps + job.tokens - 1) / job.tokens : 1;
+  return {job.num_sms, static_cast<int>(wanted < most ? wanted : most), threads};
 }
 
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
@@ -138,30 +136,15 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
   switch (table.rank[0].sum) {
     case Sum::token_rows:
     case Sum::partials:
-      return launch<Arithmetic::plain, kPlainThreads>(table, ranks, shape, stream);
+      return shape.threads == kExactThreads
+                 ? launch<Arithmetic::plain, kExactThreads>(table, ranks, shape, stream)
+                 : launch<Arithmetic::plain, kMaxSumThreads>(table, ranks, shape, stream);
     case Sum::ranked:
       return launch<Arithmetic::ranked, kMaxSumThreads>(table, ranks, shape, stream);
     case Sum::choices:
       return launch<Arithmetic::weighted, kMaxSumThreads>(table, ranks, shape, stream);
   }
   return cudaErrorInvalidValue;
-}
-
-// Loads in flight lie in the first-level cache. Left alone, an SM keeps the split that the bulk
-// copies of dispatch asked for, with next to no cache.
-cudaError_t prepare_combine() {
-  const auto prefer_cache = [](const void* kernel) {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                cudaSharedmemCarveoutMaxL1);
-  };
-  for (const cudaError_t each :
-       {prefer_cache(reinterpret_cast<const void*>(combine_recv<Arithmetic::plain, kPlainThreads>)),
-        prefer_cache(reinterpret_cast<const void*>(combine_recv<Arithmetic::ranked, kMaxSumThreads>)),
-        prefer_cache(
-            reinterpret_cast<const void*>(combine_recv<Arithmetic::weighted, kMaxSumThreads>))}) {
-    if (each != cudaSuccess) return each;
-  }
-  return cudaSuccess;
 }
 
 }  // namespace wherry::kernels::cuda

@@ -34,10 +34,10 @@ __device__ void sum_partials(const CombineSendArgs& args) {
                       layout.result(args.generation, static_cast<std::uint64_t>(entry.position)))
                 : nullptr;
     put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), {row, entry.weight, 0});
-    auto* out = window_at<std::byte>(context, context.rank,
-                                     layout.partial(args.generation, token_row));
+    auto* out =
+        window_at<std::byte>(context, context.rank, layout.partial(args.generation, token_row));
     const SumTarget target{out, true, static_cast<std::uint32_t>(layout.result_bytes), 0, vectors};
-    sum_rows<Arithmetic::weighted>(terms[warp], __popc(lanes), target, lane);
+    sum_rows<Arithmetic::weighted, false>(terms[warp], __popc(lanes), target, lane);
   }
 }
 
@@ -51,8 +51,9 @@ __global__ void __launch_bounds__(kThreads)
   if (begin.failed) return;
   if (args.partials) sum_partials(args);
   if (!is_last_block(*context.state, Arrival::combine_sent)) return;
-  signal_peers(context, layout::Channel::combine, args.generation, begin.epoch,
-               [&](int peer) { return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]); });
+  signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
+    return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
+  });
   if (threadIdx.x == 0) sent = begin.epoch;
 }
 

@@ -36,8 +36,7 @@ __device__ std::int32_t slot_for(const CountArgs& args, std::int64_t expert, std
   const std::int32_t begin = args.placement.expert_begin[expert];
   const std::int32_t replicas = args.placement.expert_begin[expert + 1] - begin;
   if (replicas == 1) return args.placement.expert_slots[begin];
-  const std::uint64_t turn =
-      std::uint64_t{token} + static_cast<std::uint64_t>(args.context.rank);
+  const std::uint64_t turn = std::uint64_t{token} + static_cast<std::uint64_t>(args.context.rank);
   const auto pick = static_cast<std::int32_t>(turn % static_cast<std::uint64_t>(replicas));
   return args.placement.expert_slots[begin + pick];
 }
@@ -105,8 +104,8 @@ __device__ void sum_over_warps(const CountArgs& args, std::int32_t* counts, int 
 __device__ void tell_peers(const CountArgs& args, int entries, std::uint32_t plans) {
   const RankContext& context = args.context;
   const std::uint32_t generation = plans % layout::kCountGenerations;
-  const std::uint64_t message = context.layout.count_message(
-      generation, static_cast<std::uint64_t>(context.rank));
+  const std::uint64_t message =
+      context.layout.count_message(generation, static_cast<std::uint64_t>(context.rank));
   const int blocks = num_counting_blocks(args);
   for (int entry = static_cast<int>(threadIdx.x); entry < entries;
        entry += static_cast<int>(blockDim.x)) {
@@ -141,8 +140,8 @@ __device__ void tell_peers(const CountArgs& args, int entries, std::uint32_t pla
   }
   __syncthreads();
   if (threadIdx.x == 0) *args.bad_choice = kNoBadChoice;
-  signal_peers(context, layout::Channel::counts, generation,
-               plans / layout::kCountGenerations + 1, [&](int) { return 0U; });
+  signal_peers(context, layout::Channel::counts, generation, plans / layout::kCountGenerations + 1,
+               [&](int) { return 0U; });
 }
 
 __device__ void count_chunk(const CountArgs& args, std::int32_t* counts, int counting_warps) {
@@ -237,9 +236,10 @@ __device__ std::int32_t place_slots(const CountArgs& args, const CountTable& cou
     const bool fixed = args.rows_per_slot > 0;
     const std::int32_t room =
         local >= local_slots ? 0
-        : fixed              ? args.rows_per_slot
-                : static_cast<std::int32_t>(layout::round_up(
-                      static_cast<std::uint64_t>(total), static_cast<std::uint64_t>(args.alignment)));
+        : fixed
+            ? args.rows_per_slot
+            : static_cast<std::int32_t>(layout::round_up(
+                  static_cast<std::uint64_t>(total), static_cast<std::uint64_t>(args.alignment)));
     if (fixed && total > room) *overflow = true;
     std::int32_t end = room;  // inclusive prefix sum over the lanes
 #pragma unroll
@@ -259,8 +259,8 @@ __device__ std::int32_t place_slots(const CountArgs& args, const CountTable& cou
     carried += __shfl_sync(kAllLanes, end, kWarpLanes - 1);
   }
   if (mine) {
-    const auto received = static_cast<std::int32_t>(
-        __reduce_add_sync(kAllLanes, static_cast<unsigned>(rows)));
+    const auto received =
+        static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(rows)));
     if (lane == 0) {
       args.plan.slot_begin[local_slots] = carried;
       args.plan.totals[kRowsReceived] = received;
@@ -270,8 +270,8 @@ __device__ std::int32_t place_slots(const CountArgs& args, const CountTable& cou
 }
 
 // One thread for each rank: token rows of earlier sources there, and what comes from and goes to it.
-__device__ std::int32_t place_token_rows(const CountArgs& args, const CountTable& counts,
-                                         int rank, bool write, std::int32_t* base) {
+__device__ std::int32_t place_token_rows(const CountArgs& args, const CountTable& counts, int rank,
+                                         bool write, std::int32_t* base) {
   const RankContext& context = args.context;
   const int slots = args.placement.slots;
   std::int32_t before = 0;
@@ -370,7 +370,8 @@ __device__ bool receive_counts(const CountArgs& args, std::uint32_t plans, std::
     const auto block = static_cast<int>(at / topk) / args.chunk_tokens;
     const std::int32_t* before = args.block_counts + block * entries;
     args.plan.row[at] += base[slot] + before[slot];
-    args.plan.token_row[at] += base[args.placement.slots + dest] + before[args.placement.slots + dest];
+    args.plan.token_row[at] +=
+        base[args.placement.slots + dest] + before[args.placement.slots + dest];
   }
   return true;
 }
@@ -401,8 +402,8 @@ cudaError_t launch(const RankTable<CountArgs>& table, int ranks, int blocks, cud
   if (warps > kThreads / kWarpLanes) warps = kThreads / kWarpLanes;
   if (warps < 1) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  count<kStep><<<grid, kThreads, static_cast<std::size_t>(warps * entry_bytes), stream>>>(table,
-                                                                                          warps);
+  count<kStep>
+      <<<grid, kThreads, static_cast<std::size_t>(warps * entry_bytes), stream>>>(table, warps);
   return cudaGetLastError();
 }
 

@@ -52,7 +52,8 @@ __device__ void fill_further_slots(const DispatchRecvArgs& args) {
     auto* row = window_at<uint4>(
         context, context.rank,
         layout.row(args.generation, static_cast<std::uint64_t>(position >= 0 ? position : 0)));
-    const int filled = __ffs(static_cast<int>(here)) - 1;  // the sender wrote the first choice's row
+    const int filled =
+        __ffs(static_cast<int>(here)) - 1;  // the sender wrote the first choice's row
     const auto* from = reinterpret_cast<const uint4*>(
         __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(row), filled));
     fill_rows(from, rows & (rows - 1), row, units, lane);

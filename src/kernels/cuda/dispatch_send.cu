@@ -36,9 +36,8 @@ __device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.context;
   if (!is_last_block(*context.state, Arrival::dispatch_sent)) return;
-  signal_peers(context, layout::Channel::dispatch, args.generation, epoch, [&](int peer) {
-    return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]);
-  });
+  signal_peers(context, layout::Channel::dispatch, args.generation, epoch,
+               [&](int peer) { return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]); });
   if (threadIdx.x == 0) context.state->sent[kChannel][args.generation] = epoch;
   if (!args.receive) return;
   const bool received = wait_for_peers(context, dispatch_info(args, epoch), [&](int peer) {
@@ -86,7 +85,8 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
   };
 
   if (elected) {
-    for (std::uint32_t stage = 0; stage < kStages; ++stage) barrier_init(my_barriers + 8 * stage, 1);
+    for (std::uint32_t stage = 0; stage < kStages; ++stage)
+      barrier_init(my_barriers + 8 * stage, 1);
     barrier_init_fence();
     for (std::uint32_t stage = 0; stage < kStages && stage < count; ++stage) load(stage, stage);
   }
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
 
     if (elected) barrier_wait(my_barriers + 8 * stage, parity);
     for_each_lane(destinations.lanes, [&](int source) {
-      const auto to = __shfl_sync(
-          kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source);
+      const auto to =
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source);
       if (!elected) return;
       bulk_store(reinterpret_cast<std::byte*>(to) + piece * piece_bytes,
                  my_staging + stage * piece_bytes, bytes_of(piece));
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__(kCopyThreads)
         if (at < end_unit) units[i] = __ldcs(from + at);
       }
       for_each_lane(destinations.lanes, [&](int source) {
-        auto* to = reinterpret_cast<Unit*>(__shfl_sync(
-            kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
+        auto* to = reinterpret_cast<Unit*>(
+            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
 #pragma unroll
         for (int i = 0; i < kUnitsInFlight; ++i) {
           const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
@@ -274,8 +274,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     const bool inside = element < hidden;
     const bool writes_scale = inside && lane % kLanesPerBlock == 0;
     for_each_lane(destinations.lanes, [&](int source) {
-      auto* to = reinterpret_cast<std::byte*>(__shfl_sync(
-          kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
+      auto* to = reinterpret_cast<std::byte*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
       if (inside) *reinterpret_cast<uint4*>(to + element) = bytes;
       if (writes_scale) {
         reinterpret_cast<float*>(to + hidden)[element / kBlockElements] = scale;
@@ -332,7 +332,8 @@ DispatchShape choose_dispatch_shape(const DispatchJob& job) {
     constexpr int kWarps = kCopyThreads / kWarpLanes;
     const std::uint64_t wanted = sms * kWarps / tokens;
     const std::uint64_t most = pieces_of(kSmallestPiece);
-    return {job.num_sms, kWarps, 0, 0, piece_bytes(wanted < 1 ? 1 : (wanted > most ? most : wanted))};
+    return {job.num_sms, kWarps, 0, 0,
+            piece_bytes(wanted < 1 ? 1 : (wanted > most ? most : wanted))};
   }
   // Where a row is stored a few times only, loads are a larger share and want half rows, more of
   // them in flight (4 ranks x 16 SMs: 336 -> 311 us); where it is stored often, whole rows.
@@ -360,8 +361,8 @@ cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int r
   std::uint64_t odd = 16;
   for (int rank = 0; rank < ranks; ++rank) {
     const DispatchSendArgs& args = table.rank[rank];
-    odd |= args.context.layout.row_bytes | args.x_pitch |
-           reinterpret_cast<std::uintptr_t>(args.x) | shape.piece_bytes;
+    odd |= args.context.layout.row_bytes | args.x_pitch | reinterpret_cast<std::uintptr_t>(args.x) |
+           shape.piece_bytes;
   }
   if (odd % 16 == 0) return launch_copy<uint4>(table, ranks, shape, stream);
   if (odd % 4 == 0) return launch_copy<std::uint32_t>(table, ranks, shape, stream);

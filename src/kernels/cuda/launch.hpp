@@ -18,7 +18,7 @@ namespace wherry::kernels::cuda {
 struct DispatchShape {
   int blocks = 0;  // per rank: num_sms
   int warps = 0;
-  int stages = 0;           // 0: ordinary loads and stores instead of bulk copies
+  int stages = 0;            // 0: ordinary loads and stores instead of bulk copies
   int stores_in_flight = 0;  // groups that may still be reading shared memory when a load is issued
   std::uint32_t piece_bytes = 0;
 };
@@ -41,9 +41,17 @@ struct DispatchJob {
 struct CombineShape {
   int blocks = 0;
   int parts = 1;
+  int threads = 1024;  // of a block; plain sums also 512, with more loads in flight in each
 };
-[[nodiscard]] CombineShape choose_combine_shape(std::int64_t tokens, std::uint64_t row_bytes,
-                                                int num_sms, Sum sum);
+struct CombineJob {
+  std::int64_t tokens = 0;
+  std::uint64_t row_bytes = 0;
+  double copies = 1.0;  // rows a token is expected to be summed from
+  int num_sms = 1;
+  Sum sum = Sum::token_rows;
+};
+// Pure.
+[[nodiscard]] CombineShape choose_combine_shape(const CombineJob& job);
 
 // Stage 2. count_send counts and tells; count_recv waits and places; `both` does it in one launch.
 enum class CountStep { send, recv, both };
@@ -76,6 +84,5 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
 // raises the shared memory limits.
 cudaError_t prepare_dispatch_send();
 cudaError_t prepare_count();
-cudaError_t prepare_combine();
 
 }  // namespace wherry::kernels::cuda

@@ -47,9 +47,7 @@ __device__ inline void fence_shared_to_bulk() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // What this thread has acquired becomes visible to bulk loads it issues later.
-__device__ inline void fence_acquired_to_bulk() {
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
+__device__ inline void fence_acquired_to_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Sizes and addresses are multiples of 16 bytes.
 __device__ inline void bulk_load(std::uint32_t to_shared, const void* from, std::uint32_t bytes,

@@ -190,12 +190,14 @@ __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget&
   }
 }
 
-// One warp: the sum of `count` terms, in the order of the list. Plain sums need 128 registers a
-// thread (with 64 they spill, and 8 ranks x 16 SMs take 858 us instead of 752), the others 64.
-template <Arithmetic kArithmetic>
+// One warp: the sum of `count` terms, in the order of the list. kExact: without branches, for which
+// 16 loads a lane need 128 registers (with 64 they spill, and 8 ranks x 16 SMs take 858 us, not 752).
+template <Arithmetic kArithmetic, bool kExact>
 __device__ void sum_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
   constexpr int kLoads = 16;
-  if constexpr (kArithmetic == Arithmetic::plain) {
+  constexpr int kRows = kArithmetic == Arithmetic::ranked ? 6 : 8;
+  if constexpr (kExact) {
+    static_assert(kArithmetic == Arithmetic::plain);
     switch (target.aligned ? count : 0) {
       case 1: return sum_exact_rows<1, kLoads>(terms, target, lane);
       case 2: return sum_exact_rows<2, kLoads>(terms, target, lane);
@@ -205,13 +207,10 @@ __device__ void sum_rows(const WarpTerms& terms, int count, const SumTarget& tar
       case 6: return sum_exact_rows<6, kLoads>(terms, target, lane);
       case 7: return sum_exact_rows<7, kLoads>(terms, target, lane);
       case 8: return sum_exact_rows<8, kLoads>(terms, target, lane);
-      default: return sum_any_rows<kArithmetic, 8>(terms, count, target, lane);
+      default: break;
     }
-  } else if constexpr (kArithmetic == Arithmetic::weighted) {
-    sum_any_rows<kArithmetic, 8>(terms, count, target, lane);
-  } else {
-    sum_any_rows<kArithmetic, 6>(terms, count, target, lane);
   }
+  sum_any_rows<kArithmetic, kRows>(terms, count, target, lane);
 }
 
 }  // namespace wherry::kernels::cuda

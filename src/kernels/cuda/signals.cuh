@@ -141,8 +141,8 @@ __device__ inline bool is_last_block(RankState& state, Arrival arrival) {
 template <typename CountFor>
 __device__ void signal_peers(const RankContext& context, layout::Channel channel,
                              std::uint32_t generation, std::uint32_t epoch, CountFor count_for) {
-  const std::uint64_t mine = context.layout.signal(
-      channel, generation, static_cast<std::uint64_t>(context.rank));
+  const std::uint64_t mine =
+      context.layout.signal(channel, generation, static_cast<std::uint64_t>(context.rank));
   for (int peer = static_cast<int>(threadIdx.x); peer < context.ranks;
        peer += static_cast<int>(blockDim.x)) {
     const std::uint32_t count = count_for(peer);
