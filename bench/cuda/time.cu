@@ -240,6 +240,7 @@ int time_rank(int rank, SharedPage& page, const Shape& shape) {
   const int calls = decode ? 40 : 6;
   constexpr int kReplays = 32;
   for (int stage = 0; stage < kNumStages; ++stage) {
+    if (stage == kCombineOther && shape.layout != Layout::tokens) continue;
     const int threads = cluster.combine_shape.threads;
     if (stage == kCombineOther) cluster.combine_shape.threads = 1536 - threads;  // of 512 and 1024
     const auto times = replay_times(
@@ -283,6 +284,7 @@ bool time_in_processes(Results& results, const Shape& shape) {
               most = std::max(most, page.samples[rank][stage][sample]);
             if (most > 0) slowest.push_back(most);
           }
+          if (slowest.empty()) continue;  // not measured for this shape
           const double to = dispatch_bytes(shape, rows, tokens);
           const double home = combine_bytes(shape, rows, tokens);
           const double bytes = stage == kDispatch ? to : stage == kBoth ? to + home : home;
