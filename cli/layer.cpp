@@ -42,22 +42,22 @@ std::uint64_t bytes_of(const LayerJob& job, std::int64_t expert_hidden) {
 }
 
 // Throws out_of_memory, saying what would fit, before anything is allocated: a machine that runs out
-// kills a rank without a sentence.
+// kills a rank without a sentence. A twentieth stays free for what is not counted here.
 void check_memory(const LayerJob& job, std::uint64_t available) {
+  const std::uint64_t usable = available - available / 20;
   const std::uint64_t needed = bytes_of(job, job.model.expert_hidden);
-  if (needed <= available) return;
+  if (needed <= usable) return;
   std::int64_t fits = 1;
-  while (bytes_of(job, fits * 2) <= available) fits *= 2;
-  const std::string allowed = bytes_of(job, fits) <= available
+  while (bytes_of(job, fits * 2) <= usable) fits *= 2;
+  const std::string allowed = bytes_of(job, fits) <= usable
                                   ? fmt::format("--expert-hidden {} would fit", fits)
                                   : "choose fewer --tokens, --experts or --ranks";
-  throw Error(
-      ErrorCode::out_of_memory, {Stage::startup, -1, -1},
-      fmt::format("{} experts with --expert-hidden {} and the windows of {} ranks need {} of "
-                  "memory, of which {} is available: {}",
-                  job.model.experts, job.model.expert_hidden, job.launch.ranks,
-                  bytes_text(static_cast<double>(needed)),
-                  bytes_text(static_cast<double>(available)), allowed));
+  const auto text = [](std::uint64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+  throw Error(ErrorCode::out_of_memory, {Stage::startup, -1, -1},
+              fmt::format("no memory: the weights of {} experts with --expert-hidden {} and the "
+                          "windows of {} ranks need {}, and {} of the {} available may be used; {}",
+                          job.model.experts, job.model.expert_hidden, job.launch.ranks,
+                          text(needed), text(usable), text(available), allowed));
 }
 
 LayerJob settle(const LayerOptions& options) {

@@ -52,6 +52,16 @@ std::string subcommands(const CLI::App& app) {
   return names;
 }
 
+// The second half of the sentence about an argument that nothing expects.
+std::string what_is_expected(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  if (chosen.empty()) return fmt::format("; the commands are: {}", subcommands(app));
+  const std::string command = chosen.front()->get_name();
+  return app.remaining().empty()
+             ? fmt::format("; `wherry {} --help` lists what is allowed", command)
+             : fmt::format("; options of a command come after it: wherry {} ...", command);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Dispatch and combine for Mixture-of-Experts layers.", "wherry");
   app.set_version_flag(
@@ -68,12 +78,10 @@ int run(int argc, char** argv) {
     print_text("");  // CLI11 does not look whether its text could be written
     return kOk;
   } catch (const CLI::ExtrasError& error) {
-    const auto chosen = app.get_subcommands();
-    return complain(kBadUse,
-                    chosen.empty()
-                        ? fmt::format("{}; the commands are: {}", error.what(), subcommands(app))
-                        : fmt::format("{}; `wherry {} --help` lists what is allowed", error.what(),
-                                      chosen.front()->get_name()));
+    return complain(kBadUse, error.what() + what_is_expected(app));
+  } catch (const CLI::ArgumentMismatch& error) {  // "--ranks: 1 required N missing"
+    const std::string sentence = error.what();
+    return complain(kBadUse, sentence.substr(0, sentence.find(':')) + " takes exactly one value");
   } catch (const CLI::ParseError& error) {
     return complain(kBadUse, error.what());
   }
