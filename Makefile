@@ -22,6 +22,7 @@ setup-build:
 
 setup-test:
 	@scripts/install_packages.sh build test
+	@scripts/python_venv.sh
 
 build:
 	@cmake --preset release

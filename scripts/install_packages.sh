@@ -22,6 +22,8 @@ build  libcli11-dev        CLI11: arguments of the command line
 build  nlohmann-json3-dev  nlohmann-json: --json output, model shapes, traces
 test   libgtest-dev        GoogleTest: the tests
 test   libgmock-dev        GoogleMock: matchers that say what differs
+test   python3             the oracles of the number formats
+test   python3-venv        their packages, kept apart in build/venv
 ci     clang-19            the second compiler
 ci     libclang-rt-19-dev  its sanitizers
 ci     clang-tidy-19       the linter
