@@ -4,14 +4,14 @@
 JOBS ?= $(shell nproc)
 BUILD := build
 
-.PHONY: help demo test test-all mutants bench format lint clean build setup-build setup-test
+.PHONY: help demo test test-all mutants bench format lint clean build setup-build setup-test setup-bench
 
 help:
 	@echo "make demo      install what is missing, build, and run an MoE layer over four processes"
 	@echo "make test      the same set-up, then every test this machine can run"
 	@echo "make test-all  make test, with the tests that run for many minutes"
 	@echo "make mutants   break the source one rule at a time; a test must notice each"
-	@echo "make bench     the benchmarks (wherry bench)"
+	@echo "make bench     Wherry and MPI in turns, some ten minutes; writes results/cpu and the tables"
 	@echo "make format    clang-format 19 on every source"
 	@echo "make lint      clang-tidy 19 on every source"
 	@echo "make clean     remove $(BUILD)/"
@@ -23,6 +23,10 @@ setup-build:
 setup-test:
 	@scripts/install_packages.sh build test
 	@scripts/python_venv.sh
+	@scripts/python_venv.sh
+
+setup-bench:
+	@scripts/install_packages.sh build bench
 
 build:
 	@cmake --preset release
@@ -43,9 +47,9 @@ test-all: setup-test
 mutants: setup-test
 	@python3 tests/mutants.py
 
-bench: setup-build
+bench: setup-bench
 	@$(MAKE) --no-print-directory build
-	$(BUILD)/bin/wherry bench --ranks 4
+	bench/run.py --build $(BUILD); status=$$?; scripts/readme_tables.py; exit $$status
 
 format:
 	@scripts/format.sh

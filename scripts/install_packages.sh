@@ -30,6 +30,7 @@ ci     clang-tidy-19       the linter
 ci     clang-format-19     the formatter
 bench  libopenmpi-dev      Open MPI: the baseline to compare with
 bench  openmpi-bin         mpirun, to start it
+bench  python3             runs both in turns and draws the results
 fresh  debootstrap         the empty machine of scripts/fresh_machine.sh
 '
 

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Writes the tables of measured numbers in README.md and docs/ from results/, so that no figure is
+typed by hand. A table stands between two markers:
+
+    <!-- measured: NAME -->
+    <!-- /measured -->
+
+    scripts/readme_tables.py            rewrite what differs
+    scripts/readme_tables.py --check    change nothing; exit 1 and say what differs
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+BLOCK = re.compile(r"(<!-- measured: (?P<name>[\w-]+) -->\n)(?P<table>.*?)(<!-- /measured -->)",
+                   re.DOTALL)
+CPU_CASES = ["prefill_2", "prefill_4", "prefill_8", "decode_4"]
+NOTHING = "Nothing is measured yet; `make bench` does.\n"
+
+
+def load(names):
+    paths = [RESULTS / "cpu" / f"{name}.json" for name in names]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def table(titles, rows):
+    """Markdown; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(titles) + " |", "|---|" + "--:|" * (len(titles) - 1)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in rows]
+    return "\n".join(lines) + "\n"
+
+
+def ms(microseconds):
+    return f"{microseconds / 1000:.3g} ms"
+
+
+def footnote(results):
+    about = results[0]["machine"]
+    commits = sorted({result["machine"]["commit"] for result in results})
+    dates = sorted({result["date"][:10] for result in results})
+    return (f"\n{about['cores']} cores of {about['cpu']}, {about['memory_gb']:g} GB, "
+            f"Linux {about['kernel']}, {about['compiler']}, {about.get('mpi', '')}; "
+            f"commit {', '.join(commits)}, {', '.join(dates)}; `make bench`.\n")
+
+
+def cpu_ratio():
+    """Wherry against the stronger MPI variant: the table of the README."""
+    results = load(CPU_CASES)
+    if not results:
+        return NOTHING
+    rows = []
+    for result in results:
+        summary = result["summary"]
+        for run, entry in summary.items():
+            if "floor_fraction" not in entry:
+                continue
+            rows.append([f"{result['shape']}, `{run}`", ms(entry["total_us"]),
+                         ms(summary[result["base"]]["total_us"]), f"**{entry['ratio']:.2f}×**",
+                         f"{100 * entry['floor_fraction']:.0f} %"])
+    return table(["ranks as processes", "Wherry", "MPI", "ratio", "of the floor"],
+                 rows) + footnote(results)
+
+
+def cpu_stages():
+    """Where the time goes, stage by stage."""
+    results = load([*CPU_CASES, "more_ranks_than_cores", "decode_8"])
+    if not results:
+        return NOTHING
+    rows = []
+    for result in results:
+        for run, entry in result["summary"].items():
+            switches = entry.get("involuntary_switches")
+            floor = entry.get("floor_us")
+            rows.append([f"{result['title']}: {run}", ms(entry["plan_us"]),
+                         ms(entry["dispatch_us"]), ms(entry["combine_us"]), ms(entry["total_us"]),
+                         ms(entry["p99_us"]), ms(floor) if floor is not None else "",
+                         f"{switches:.2f}" if switches is not None else ""])
+    return table(["", "plan", "dispatch", "combine", "total", "p99", "floor", "switches"],
+                 rows) + footnote(results)
+
+
+def cpu_limits():
+    """What must hold, and what was measured."""
+    results = load([*CPU_CASES, "more_ranks_than_cores", "decode_8"])
+    if not results:
+        return NOTHING
+    rows = []
+    for result in results:
+        for limit in result["limits"]:
+            against = f" / {limit['of']}" if limit["of"] else ""
+            bound = (f"≤ {limit['most']:g}" if limit["most"] is not None
+                     else f"≥ {limit['least']:g}")
+            rows.append([f"{result['title']}: {limit['run']}{against}, `{limit['quantity']}`", bound,
+                         f"{limit['value']:.3g}", "yes" if limit["holds"] else "**no**"])
+    return table(["", "limit", "measured", "holds"], rows) + footnote(results)
+
+
+TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_limits}
+
+
+def rewritten(path, content):
+    def fill(block):
+        name = block["name"]
+        if name not in TABLES:
+            sys.exit(f"{path}: no table '{name}'; there are: {', '.join(TABLES)}")
+        return f"{block[1]}\n{TABLES[name]()}\n{block[4]}"
+
+    return BLOCK.sub(fill, content)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for path in PAGES:
+        content = path.read_text()
+        fresh = rewritten(path.relative_to(ROOT), content)
+        if fresh == content:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if not check:
+            path.write_text(fresh)
+    if stale:
+        print(f"{'Stale' if check else 'Rewritten'}: {', '.join(stale)}"
+              + ("; run scripts/readme_tables.py" if check else ""))
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
