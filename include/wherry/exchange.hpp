@@ -108,6 +108,9 @@ struct Received {
 };
 
 struct DispatchOptions {
+  // Memory for the received rows, if they shall not stay in the window: at least as many rows as the
+  // plan receives (grouped and slots: with padding), filled by finish(), then viewed by Received.
+  TensorView out = {};
   // One fp32 per (token, k), [tokens, topk], that travels with the row (a weight, a gradient).
   const float* row_scalars = nullptr;
 };
@@ -210,7 +213,18 @@ class Exchange {
   [[nodiscard]] Traffic traffic() const noexcept;
 
  private:
+  friend std::vector<Exchange> make_sharing_exchanges(const Group& group,
+                                                      std::span<const ExchangeConfig> configs);
+  explicit Exchange(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
+
+// Exchanges that share one window (prefill and decode, layers of different shapes): each has its own
+// signals and counts, the rows of one lie where the rows of the others do, so the window is as large
+// as the largest needs. They take turns: entering a dispatch waits until every rank is done with the
+// one before, whose received rows and uncombined dispatches are then gone. Collective; throws as the
+// constructor of Exchange does.
+[[nodiscard]] std::vector<Exchange> make_sharing_exchanges(const Group& group,
+                                                           std::span<const ExchangeConfig> configs);
 
 }  // namespace wherry

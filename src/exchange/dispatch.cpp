@@ -1,4 +1,5 @@
 // Stage 3: dispatch and its halves.
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -15,6 +16,7 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   s.check();
   s.check_plan(plan, Stage::dispatch_send);
   s.check_tensor(Stage::dispatch_send, s.steps + 1, "x", x, plan.tokens());
+  if (options.out.data != nullptr) s.check_out(options.out, plan.to_host());
   Generation& g = s.enter(Stage::dispatch_send, false);
   const std::uint64_t index = s.generation_of(g.step);
   const PlanData& data = plan.to_host();
@@ -45,6 +47,7 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   g.payload_rows_from = s.mode.sends_token_rows() ? data.token_rows_from : data.rows_from;
   g.token_rows = data.token_rows_received;
   g.has_scalars = options.row_scalars != nullptr;
+  g.out = options.out;
   DispatchHandle handle;
   handle.state_ = &s;
   handle.step_ = g.step;
@@ -74,7 +77,18 @@ Received Exchange::DispatchHandle::finish() {
   s.kernels->dispatch_recv({s.windows(index), s.mode, g.slot_counts, g.slot_begin, g.token_rows,
                             s.config.topk, g.choices.data(), g.gather.data()});
   g.phase = Phase::received;
-  return s.received_view(g);
+  Received received = s.received_view(g);
+  if (g.out.data != nullptr) {
+    const TensorView in_window = received.rows;
+    g.out.rows = in_window.rows;
+    s.team.split(in_window.rows, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        std::memcpy(g.out.row(row), in_window.row(row), s.window.layout().row_bytes);
+      }
+    });
+    received.rows = g.out;
+  }
+  return received;
 }
 
 Received Exchange::dispatch(const Plan& plan, ConstTensorView x, const DispatchOptions& options) {

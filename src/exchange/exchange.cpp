@@ -78,6 +78,13 @@ const ExchangeConfig& agreed(const Group& group, const ExchangeConfig& config) {
   return config;
 }
 
+std::shared_ptr<MappedWindow> map(const Group& group, std::uint64_t bytes,
+                                  const ExchangeConfig& config) {
+  auto mapped = std::make_shared<MappedWindow>();
+  mapped->fabric = group.state().connect(group, {bytes, config.populate, config.deadline});
+  return mapped;
+}
+
 std::uint64_t next_id() {
   static std::atomic<std::uint64_t> next{1};
   return next.fetch_add(1);
@@ -85,7 +92,7 @@ std::uint64_t next_id() {
 
 }  // namespace
 
-Exchange::State::State(const Group& group, const ExchangeConfig& config_in)
+Exchange::State::State(const Group& group, const ExchangeConfig& config_in, const Share& share)
     : id(next_id()),
       config(agreed(group, config_in)),
       placement(placement_of(config, group.size())),
@@ -94,8 +101,12 @@ Exchange::State::State(const Group& group, const ExchangeConfig& config_in)
       kernels(&kernels::find(config.kernels)),
       rank(group.rank()),
       size(group.size()),
-      window(group, group.state().connect, layout::make_window_layout(capacity.params),
-             config.populate, config.deadline),
+      window(group,
+             share.mapped != nullptr
+                 ? share.mapped
+                 : map(group, layout::make_window_layout(capacity.params).bytes, config),
+             share.begin, layout::make_window_layout(capacity.params, share.rows_begin),
+             config.deadline),
       team(config.num_threads),
       generations(static_cast<std::size_t>(config.depth)),
       loads(static_cast<std::size_t>(placement.num_local_slots(rank)), 0),
@@ -103,8 +114,14 @@ Exchange::State::State(const Group& group, const ExchangeConfig& config_in)
   group.barrier();  // nobody signals before everybody has mapped
 }
 
+Exchange::State::~State() {
+  MappedWindow& mapped = window.mapped();
+  if (mapped.user == this) mapped.user = &mapped;
+}
+
 Exchange::Exchange(const Group& group, const ExchangeConfig& config)
-    : state_(std::make_unique<State>(group, config)) {}
+    : state_(std::make_unique<State>(group, config, Share{})) {}
+Exchange::Exchange(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;
@@ -119,6 +136,35 @@ std::uint64_t Exchange::window_bytes() const noexcept { return state_->window.la
 void Exchange::check() { state_->check(); }
 std::span<const std::int64_t> Exchange::loads() const noexcept { return state_->loads; }
 Traffic Exchange::traffic() const noexcept { return state_->traffic; }
+
+std::vector<Exchange> make_sharing_exchanges(const Group& group,
+                                             std::span<const ExchangeConfig> configs) {
+  WHERRY_CHECK(!configs.empty(), ErrorCode::bad_argument,
+               (Error::Where{Stage::startup, group.rank(), -1}), "configs is empty");
+  // Headers, signals and counts lie one behind the other; then come the rows, which all share.
+  std::vector<layout::WindowParams> params;
+  std::uint64_t rows_begin = 0;
+  for (const ExchangeConfig& config : configs) {
+    agree(group, config);
+    params.push_back(capacity_of(config, placement_of(config, group.size())).params);
+    rows_begin += layout::control_bytes(params.back());
+  }
+  std::vector<Share> shares;
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+  for (const layout::WindowParams& p : params) {
+    shares.push_back({nullptr, begin, rows_begin - begin});
+    bytes = std::max(bytes, begin + layout::make_window_layout(p, rows_begin - begin).bytes);
+    begin += layout::control_bytes(p);
+  }
+  const std::shared_ptr<MappedWindow> mapped = map(group, bytes, configs.front());
+  std::vector<Exchange> exchanges;
+  for (std::size_t i = 0; i < configs.size(); ++i) {
+    shares[i].mapped = mapped;
+    exchanges.push_back(Exchange(std::make_unique<Exchange::State>(group, configs[i], shares[i])));
+  }
+  return exchanges;
+}
 
 Plan Exchange::make_plan() const {
   const auto choices = static_cast<std::size_t>(state_->config.max_tokens * state_->config.topk);
@@ -225,7 +271,18 @@ void Exchange::State::check_tensor(Stage stage, std::uint64_t step, const char* 
   }
 }
 
+void Exchange::State::check_out(const TensorView& out, const PlanData& plan) {
+  const std::int64_t rows =
+      mode.sends_token_rows() ? plan.token_rows_received : plan.slot_begin.back();
+  if (out.rows < rows || out.cols != config.hidden || out.dtype != config.dtype) {
+    refuse(Stage::dispatch_send, steps + 1,
+           fmt::format("out is {} [{}, {}]; this call needs {} [at least {}, {}]", name(out.dtype),
+                       out.rows, out.cols, name(config.dtype), rows, config.hidden));
+  }
+}
+
 Generation* Exchange::State::oldest_uncombined(std::uint64_t plan_serial) noexcept {
+  if (window.mapped().user != this) return nullptr;  // its rows are another exchange's now
   Generation* oldest = nullptr;
   for (Generation& generation : generations) {
     if (generation.phase != Phase::received || generation.plan_serial != plan_serial) continue;
@@ -241,6 +298,32 @@ void Exchange::State::send_credits(Generation& generation) {
   window.signal_all({Channel::credit, index, generation.credit_epoch}, signal_counts);
 }
 
+bool Exchange::State::in_flight() const noexcept {
+  return std::any_of(generations.begin(), generations.end(), [](const Generation& g) {
+    return g.phase == Phase::sending || g.phase == Phase::combining;
+  });
+}
+
+void Exchange::State::take_window(Stage stage) {
+  MappedWindow& mapped = window.mapped();
+  if (mapped.user == this) return;
+  if (mapped.user != nullptr) {
+    const bool gone = mapped.user == &mapped;
+    WHERRY_CHECK(gone || !static_cast<const State*>(mapped.user)->in_flight(), ErrorCode::misuse,
+                 where(stage, rank),
+                 "another exchange of this window has a dispatch or combine in flight");
+    std::fill(signal_counts.begin(), signal_counts.end(), 0U);
+    const Window::Signal signal{Channel::handover, 0, ++handovers};
+    window.signal_all(signal, signal_counts);
+    window.wait_all(signal, {stage, steps + 1}, signal_counts);
+  }
+  mapped.user = this;
+  // What this exchange had received before the others' turns is overwritten.
+  for (Generation& g : generations) {
+    if (g.phase == Phase::received) g.phase = Phase::lost;
+  }
+}
+
 Generation& Exchange::State::enter(Stage stage, bool alone) {
   const std::uint64_t step = steps + 1;
   const std::uint64_t index = generation_of(step);
@@ -249,6 +332,7 @@ Generation& Exchange::State::enter(Stage stage, bool alone) {
                where(stage, rank),
                "step {} needs the generation of step {}, whose {} has not finished; depth is {}",
                step, g.step, g.phase == Phase::sending ? "dispatch" : "combine", config.depth);
+  take_window(stage);
   // Paired use frees itself (design 5.4). Otherwise, and before a lone combine, whose results nobody's
   // dispatch signal has freed, every rank says that it is done with the last use (5.6).
   const bool used = g.phase != Phase::unused;

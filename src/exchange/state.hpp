@@ -22,7 +22,8 @@ namespace wherry {
 //   unused -> sending -> received -> combining -> combined      paired use: free at once
 //                            \-> released                       unpaired use: credits free it
 //   unused -> combining -> combined (alone)                     a combine without its dispatch
-enum class Phase : std::uint8_t { unused, sending, received, combining, combined, released };
+//                            \-> lost                           a shared window was handed over
+enum class Phase : std::uint8_t { unused, sending, received, combining, combined, released, lost };
 
 struct Generation {
   Phase phase = Phase::unused;
@@ -39,6 +40,7 @@ struct Generation {
   std::vector<std::int64_t> slot_counts, slot_begin, payload_rows_from;
   std::int64_t token_rows = 0;
   bool has_scalars = false;
+  TensorView out;                              // the caller's memory for the rows, or null
   std::vector<Received::TokenChoice> choices;  // tokens
   std::vector<std::int32_t> gather;
 
@@ -50,8 +52,18 @@ struct Generation {
           plan.token_row.data(), plan.weight.data(), plan.repeat.data()};
 }
 
+// Where an exchange lies in a window that it shares; by default it maps one of its own.
+struct Share {
+  std::shared_ptr<MappedWindow> mapped = nullptr;
+  std::uint64_t begin = 0;       // of its header
+  std::uint64_t rows_begin = 0;  // of its rows, counted from its header
+};
+
 struct Exchange::State {
-  State(const Group& group, const ExchangeConfig& config);
+  State(const Group& group, const ExchangeConfig& config, const Share& share);
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   std::uint64_t id;  // tells plans of this exchange from others'
   ExchangeConfig config;
@@ -66,6 +78,7 @@ struct Exchange::State {
   std::uint64_t plans = 0;  // plan() calls so far
   std::uint64_t steps = 0;  // dispatches and lone combines so far
   std::vector<Generation> generations;
+  std::uint32_t handovers = 0;  // turns this exchange has taken at its window
   std::vector<std::int64_t> loads;
   Traffic traffic;
   std::vector<std::uint32_t> signal_counts;  // scratch, [ranks]
@@ -98,6 +111,10 @@ struct Exchange::State {
   // and takes it. Throws misuse if its last use is still in flight.
   Generation& enter(Stage stage, bool alone);
   void send_credits(Generation& generation);
+  // Takes this exchange's turn at a shared window: waits until every rank is done with the rows of
+  // the exchange that had it. Throws misuse if that one has a half in flight here.
+  void take_window(Stage stage);
+  [[nodiscard]] bool in_flight() const noexcept;
 
   void check_plan(const Plan& plan, Stage stage) const;
   void check_tensor(Stage stage, std::uint64_t step, const char* argument,
@@ -115,6 +132,7 @@ struct Exchange::State {
     return {rows.load(), link_rows.load()};
   }
 
+  void check_out(const TensorView& out, const PlanData& plan);
   [[nodiscard]] Generation* oldest_uncombined(std::uint64_t plan_serial) noexcept;
   [[nodiscard]] Received received_view(const Generation& generation) const;
   void copy_results(const Generation& generation, const ConstTensorView& y);

@@ -1,6 +1,7 @@
 #include "exchange/window.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "fabric/addressable.hpp"
 #include "support/check.hpp"
@@ -9,14 +10,22 @@ namespace wherry {
 
 using layout::Channel;
 
-Window::Window(const Group& group, const ConnectFn& connect, const layout::WindowLayout& layout,
-               bool populate, Seconds deadline)
+Window::Window(const Group& group, std::shared_ptr<MappedWindow> mapped, std::uint64_t begin,
+               const layout::WindowLayout& layout, Seconds deadline)
     : rank_(group.rank()),
       size_(group.size()),
       allowed_(deadline),
-      layout_(layout) {
-  fabric_ = connect(group, {layout.bytes, populate, deadline});
-  for (int peer = 0; peer < size_; ++peer) bases_.push_back(fabric_->window(peer));
+      begin_(begin),
+      layout_(layout),
+      mapped_(std::move(mapped)) {
+  for (int peer = 0; peer < size_; ++peer) {
+    bases_.push_back(mapped_->fabric->window(peer) + begin_);
+  }
+}
+
+// One bell a window, at its start, whichever exchange waits: the fabric rings that one.
+Doorbell Window::doorbell(int peer) const noexcept {
+  return window_doorbell(mapped_->fabric->window(peer));
 }
 
 void Window::signal_all(const Signal& signal, const std::vector<std::uint32_t>& counts) {
@@ -25,8 +34,9 @@ void Window::signal_all(const Signal& signal, const std::vector<std::uint32_t>& 
   // Start with the next rank: not everybody rings at rank 0 first.
   for (int i = 1; i <= size_; ++i) {
     const int peer = (rank_ + i) % size_;
-    fabric_->signal(peer, offset,
-                    layout::pack_signal(signal.epoch, counts[static_cast<std::size_t>(peer)]));
+    mapped_->fabric->signal(
+        peer, begin_ + offset,
+        layout::pack_signal(signal.epoch, counts[static_cast<std::size_t>(peer)]));
   }
 }
 
@@ -53,7 +63,7 @@ std::uint32_t Window::wait_one(int peer, const Signal& signal, const Place& plac
   };
   bool announced = false;
   bool died = false;
-  const bool stopped = window_doorbell(own()).wait(
+  const bool woken = doorbell(rank_).wait(
       deadline, [&] { return come() || fault.load(std::memory_order_acquire) != 0; },
       [&] {
         if (!announced) {
@@ -64,11 +74,11 @@ std::uint32_t Window::wait_one(int peer, const Signal& signal, const Place& plac
                                     static_cast<std::uint32_t>(signal.generation), signal.epoch}),
               std::memory_order_release);
         }
-        // A rank that ends after a fault has told everybody first, so look for that before blaming it.
-        died = !fabric_->alive(peer);
+        // Whoever ends after a fault has told everybody first: `woken` goes before `died` below.
+        died = !mapped_->fabric->alive(peer);
         return died || Clock::now() >= deadline;
       });
-  if (!come() && !stopped) give_up(peer, signal, place, died);
+  if (!woken) give_up(peer, signal, place, died);
   if (announced) waiting.store(0, std::memory_order_release);
   if (!come()) throw fault_error(fault.load(std::memory_order_acquire));
   WHERRY_CHECK(layout::signal_epoch(seen) == signal.epoch, ErrorCode::internal,
@@ -87,7 +97,6 @@ int Window::root_of(int peer) const {
   while (current != rank_ && !visited[static_cast<std::size_t>(current)]) {
     visited[static_cast<std::size_t>(current)] = true;
     std::byte* const window = base(current);
-    if (window == nullptr) return current;
     const std::uint64_t record = window_word(window, offsetof(layout::WindowHeader, waiting))
                                      .load(std::memory_order_acquire);
     if (record == 0) return current;
@@ -136,12 +145,10 @@ void Window::raise(ErrorCode cause, Stage stage, int blamed, std::uint64_t step)
           ? word
           : first;
   for (int peer = 0; peer < size_; ++peer) {
-    std::byte* const window = base(peer);
-    if (window == nullptr) continue;
     std::uint64_t none = 0;
-    window_word(window, offsetof(layout::WindowHeader, fault))
+    window_word(base(peer), offsetof(layout::WindowHeader, fault))
         .compare_exchange_strong(none, mine, std::memory_order_acq_rel);
-    window_doorbell(window).ring();
+    doorbell(peer).ring();
   }
 }
 

@@ -14,14 +14,22 @@
 
 namespace wherry {
 
+// The memory of all ranks, mapped once, and the exchange whose turn it is to use its rows.
+struct MappedWindow {
+  std::unique_ptr<Fabric> fabric;
+  const void* user = nullptr;  // null: nobody yet; itself: an exchange that is gone
+};
+
 class Window {
  public:
-  // Collective: maps the windows of all ranks. `layout` must be the same everywhere.
-  Window(const Group& group, const ConnectFn& connect, const layout::WindowLayout& layout,
-         bool populate, Seconds deadline);
+  // `begin`: where this exchange's header lies in the mapped window; `layout` counts from there and
+  // must be the same on every rank.
+  Window(const Group& group, std::shared_ptr<MappedWindow> mapped, std::uint64_t begin,
+         const layout::WindowLayout& layout, Seconds deadline);
 
   [[nodiscard]] const layout::WindowLayout& layout() const noexcept { return layout_; }
-  [[nodiscard]] std::string_view fabric() const noexcept { return fabric_->name(); }
+  [[nodiscard]] std::string_view fabric() const noexcept { return mapped_->fabric->name(); }
+  [[nodiscard]] MappedWindow& mapped() const noexcept { return *mapped_; }
   [[nodiscard]] std::byte* base(int peer) const noexcept {
     return bases_[static_cast<std::size_t>(peer)];
   }
@@ -56,6 +64,7 @@ class Window {
  private:
   std::uint32_t wait_one(int peer, const Signal& signal, const Place& place,
                          Clock::time_point deadline);
+  [[nodiscard]] Doorbell doorbell(int peer) const noexcept;
   [[nodiscard]] Error fault_error(std::uint64_t word) const;
   [[nodiscard]] int root_of(int peer) const;
   [[noreturn]] void give_up(int peer, const Signal& signal, const Place& place, bool peer_died);
@@ -63,8 +72,9 @@ class Window {
   int rank_;
   int size_;
   Seconds allowed_;
+  std::uint64_t begin_;
   layout::WindowLayout layout_;
-  std::unique_ptr<Fabric> fabric_;
+  std::shared_ptr<MappedWindow> mapped_;
   std::vector<std::byte*> bases_;
 };
 

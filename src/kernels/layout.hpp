@@ -58,8 +58,9 @@ enum class Channel : std::uint32_t {
   dispatch,  // its rows of dispatch t are in `rows`
   combine,   // its results of dispatch t can be read
   credit,    // it is done with this generation although no combine said so (design 5.6)
+  handover,  // it is done with the window of which another exchange now takes its turn; 1 generation
 };
-inline constexpr std::uint32_t kNumChannels = 4;
+inline constexpr std::uint32_t kNumChannels = 5;
 
 // The first fault seen by this rank or told to it, and what waiting ranks need. Offsets are fixed:
 // a peer writes `fault` before it knows anything else.
@@ -116,7 +117,8 @@ struct WindowLayout {
 
   // Generations a channel has.
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t generations(Channel channel) const noexcept {
-    return channel == Channel::counts ? static_cast<std::uint64_t>(kCountGenerations) : depth;
+    if (channel == Channel::counts) return static_cast<std::uint64_t>(kCountGenerations);
+    return channel == Channel::handover ? 1 : depth;
   }
   // The signal word in a window that `peer` writes.
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t signal(Channel channel, std::uint64_t generation,
@@ -158,7 +160,13 @@ struct WindowLayout {
   }
 };
 
-[[nodiscard]] constexpr WindowLayout make_window_layout(const WindowParams& p) noexcept {
+// Bytes of header, signals and counts: what exchanges that share a window each have of their own.
+[[nodiscard]] constexpr std::uint64_t control_bytes(const WindowParams& p) noexcept;
+
+// `rows_begin`: where `rows` starts at the earliest, 0 for right behind the counts. Exchanges that
+// share a window pass what lies between their header and the common rows.
+[[nodiscard]] constexpr WindowLayout make_window_layout(const WindowParams& p,
+                                                        std::uint64_t rows_begin = 0) noexcept {
   WindowLayout l{};
   l.ranks = p.ranks;
   l.topk = p.topk;
@@ -182,9 +190,10 @@ struct WindowLayout {
     end = begin + bytes;
     return begin;
   };
-  const std::uint64_t words = kCountGenerations + (kNumChannels - 1) * p.depth;
+  const std::uint64_t words = kCountGenerations + (kNumChannels - 2) * p.depth + 1;
   l.signals = region(words * p.ranks * kSignalStride);
   l.counts = region(kCountGenerations * p.ranks * l.counts_stride);
+  end = end < rows_begin ? rows_begin : end;
   l.rows = region(p.depth * p.row_capacity * l.row_pitch);
   l.scalars = region(p.depth * p.scalar_capacity * sizeof(float));
   l.tokens = region(p.depth * p.token_row_capacity * p.topk * sizeof(TokenEntry));
@@ -193,6 +202,10 @@ struct WindowLayout {
   l.partials = region(p.depth * p.partial_capacity * l.result_pitch);
   l.bytes = round_up(end, kRegionAlignment);
   return l;
+}
+
+constexpr std::uint64_t control_bytes(const WindowParams& p) noexcept {
+  return make_window_layout(p).rows;
 }
 
 // Fault words: 0 is none, so the cause is never 0.

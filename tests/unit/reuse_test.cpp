@@ -41,7 +41,7 @@ TEST(Reuse, PairedStepsUnderRandomDelaysAreBitwiseRight) {
     run_threads(3, [&](Group& group) {
       delay_signals(group, config);
       Exchange exchange(group, config);
-      for (int step = 0; step < 2000; ++step) {
+      for (int step = 0; step < 10'000; ++step) {
         const Batch now = shifted(batch, step);
         expect_dense<Bf16>(exchange, now, run_layer<Bf16>(exchange, now));
       }
