@@ -67,7 +67,7 @@ GatedMlp::~GatedMlp() = default;
 
 const ExpertsConfig& GatedMlp::config() const noexcept { return state_->config; }
 std::int64_t GatedMlp::num_slots() const noexcept { return state_->num_slots; }
-std::uint64_t GatedMlp::weight_bytes() const noexcept { return state_->weights->size(); }
+std::uint64_t GatedMlp::weight_bytes() const noexcept { return state_->weights.size(); }
 const GatedMlp::Implementation& GatedMlp::implementation() const noexcept {
   return state_->implementation;
 }

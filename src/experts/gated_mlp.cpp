@@ -85,10 +85,10 @@ GatedMlp::State::State(const ExpertsConfig& config_in, std::span<const int> expe
   choose_implementation();
   pack_experts(experts_in, fill);
   const auto elements = static_cast<std::size_t>(kBlockRows * dtype_bytes(config.dtype));
-  staged.emplace(elements * static_cast<std::size_t>(config.hidden), "rows of the experts");
-  activations.emplace(elements * static_cast<std::size_t>(config.expert_hidden),
+  staged = Pages(elements * static_cast<std::size_t>(config.hidden), "rows of the experts");
+  activations = Pages(elements * static_cast<std::size_t>(config.expert_hidden),
                       "activations of the experts");
-  gates.emplace(
+  gates = Pages(
       static_cast<std::size_t>(kBlockRows * gate.num_panels * gate.shape.cols) * sizeof(float),
       "activations of the experts");
 }
@@ -125,8 +125,8 @@ void GatedMlp::State::pack_experts(std::span<const int> experts_in, const Weight
     total +=
         static_cast<std::size_t>(num_slots * matrix->num_panels) * matrix->matmul->panel_bytes();
   }
-  weights.emplace(total, "the weights of the experts");
-  std::byte* next = weights->data();
+  weights = Pages(total, "the weights of the experts");
+  std::byte* next = weights.data();
   for (experts::PackedMatrix* matrix : matrices) {
     matrix->first_panel = next;
     next +=
@@ -160,7 +160,7 @@ experts::Block GatedMlp::State::block_of(ConstTensorView rows, std::int64_t begi
       chunk = rows.row(begin + first);
       continue;
     }
-    std::byte* to = staged->data() + first * row_bytes();
+    std::byte* to = staged.data() + first * row_bytes();
     chunk = to;
     const std::int64_t end = std::min(first + kPanelRows, count);
     for (std::int64_t row = first; row < end; ++row, to += row_bytes()) {
@@ -173,7 +173,7 @@ experts::Block GatedMlp::State::block_of(ConstTensorView rows, std::int64_t begi
 experts::Block GatedMlp::State::gathered_block(ConstTensorView rows,
                                                std::span<const std::int32_t> gather) {
   experts::Block block{.chunks = {}, .num_rows = static_cast<std::int64_t>(gather.size())};
-  std::byte* to = staged->data();
+  std::byte* to = staged.data();
   for (std::size_t i = 0; i < gather.size(); ++i, to += row_bytes()) {
     if (i % kPanelRows == 0) block.chunks[i / kPanelRows] = to;
     std::memcpy(to, rows.row(gather[i]), static_cast<std::size_t>(row_bytes()));
@@ -201,7 +201,7 @@ void GatedMlp::State::run(std::int64_t slot, const experts::Block& block, Tensor
 void GatedMlp::State::run_inward(std::int64_t slot, const experts::Block& block,
                                  std::int64_t panel) {
   const std::int64_t cols = gate.shape.cols;
-  float* const gate_sums = reinterpret_cast<float*>(gates->data()) + panel * kBlockRows * cols;
+  float* const gate_sums = reinterpret_cast<float*>(gates.data()) + panel * kBlockRows * cols;
   alignas(64) float up_sums[kPanelRows * kMaxPanelCols];
   for (std::int64_t first = 0; first < block.num_rows; first += kPanelRows) {
     inward->multiply(block.chunks[static_cast<std::size_t>(first / kPanelRows)],
@@ -209,7 +209,7 @@ void GatedMlp::State::run_inward(std::int64_t slot, const experts::Block& block,
                      gate_sums + first * cols);
   }
   const std::int64_t element = dtype_bytes(config.dtype);
-  std::byte* const out = activations->data() + panel * cols * element;
+  std::byte* const out = activations.data() + panel * cols * element;
   for (std::int64_t first = 0; first < block.num_rows; first += kPanelRows) {
     const std::int64_t num_rows = std::min(kPanelRows, block.num_rows - first);
     inward->multiply(block.chunks[static_cast<std::size_t>(first / kPanelRows)], num_rows,
@@ -234,7 +234,7 @@ void GatedMlp::State::run_outward(std::int64_t slot, std::int64_t num_rows, std:
   alignas(64) float sums[kPanelRows * kMaxPanelCols];
   for (std::int64_t first = 0; first < num_rows; first += kPanelRows) {
     const std::int64_t here = std::min(kPanelRows, num_rows - first);
-    outward->multiply(activations->data() + first * config.expert_hidden * element, here,
+    outward->multiply(activations.data() + first * config.expert_hidden * element, here,
                       down.panel(slot, panel), sums);
     for (std::int64_t row = 0; row < here; ++row) {
       const float* const from = sums + row * cols;

@@ -1,11 +1,11 @@
 // The packed weights of a rank's experts and the walk of rows through them; GatedMlp's machinery.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -70,11 +70,11 @@ struct GatedMlp::State {
   std::int64_t num_slots = 0;
   std::unique_ptr<experts::PanelMatmul> inward, outward;  // hidden -> expert_hidden, and back
   experts::PackedMatrix gate, up, down;
-  std::optional<experts::Pages> weights;
-  std::optional<experts::Pages> staged;       // [kBlockRows, hidden], rows that had to be copied
-  std::optional<experts::Pages> gates;        // fp32, per panel of `gate` [kBlockRows, cols]
-  std::optional<experts::Pages> activations;  // [kBlockRows, expert_hidden]
-  std::vector<std::byte> results;             // forward_gathered: one result per grouped position
+  experts::Pages weights;
+  experts::Pages staged;           // [kBlockRows, hidden], rows that had to be copied
+  experts::Pages gates;            // fp32, per panel of `gate` [kBlockRows, cols]
+  experts::Pages activations;      // [kBlockRows, expert_hidden]
+  std::vector<std::byte> results;  // forward_gathered: one result per grouped position
   Team team;
 
  private:

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -94,8 +95,11 @@ struct Kind {
   const char* implementation;
   DType dtype;
 };
+inline std::ostream& operator<<(std::ostream& out, const Kind& kind) {
+  return out << kind.implementation << "_" << name(kind.dtype);
+}
 inline std::string kind_name(const ::testing::TestParamInfo<Kind>& info) {
-  return std::string(info.param.implementation) + "_" + std::string(name(info.param.dtype));
+  return ::testing::PrintToString(info.param);
 }
 
 class GatedMlpTest : public ::testing::TestWithParam<Kind> {

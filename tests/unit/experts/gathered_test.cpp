@@ -48,7 +48,7 @@ TEST_P(GatedMlpTest, GatheredEqualsGroupedAndASumInKOrderBitForBit) {
   for (const int num_threads : {1, 3}) {
     GatedMlp mlp(config(experts, num_threads), local, experts.source());
     const Gathered g = make_gathered(rows, topk, slots, 4);
-    const Rows x(dtype(), rows, hidden, 6), y(dtype(), rows, hidden, 6);
+    const Rows x(dtype(), rows, hidden, 12), y(dtype(), rows, hidden, 12);
     fill_synthetic_tokens(1, 0, x.view());
     mlp.forward_gathered(received_tokens(x.view(), g.counts, g.begin, g.choices, g.gather),
                          y.view());

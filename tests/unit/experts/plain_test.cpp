@@ -37,6 +37,7 @@ TEST(PlainExperts, EqualTheTripleLoopBitForBit) {
     mlp.forward(x.view(), begin, counts, y.view());
     for (std::int64_t r = 0; r < 9; ++r) {
       std::vector<float> input;
+      input.reserve(203);
       for (std::int64_t c = 0; c < 203; ++c) input.push_back(x.at(r, c));
       std::vector<float> hidden = product(experts, 6, Matrix::gate, input);
       const std::vector<float> up = product(experts, 6, Matrix::up, input);

@@ -27,10 +27,10 @@ Layer make_layer(std::int64_t hidden, std::int64_t expert_hidden) {
     layer.ids.push_back(static_cast<std::int32_t>(random() % 8) - 1);  // -1, and repeats
     layer.weights.push_back(static_cast<float>(random() % 100) / 60.0F - 0.4F);
   }
-  for (int k = 0; k < 4; ++k) {
-    layer.ids[static_cast<std::size_t>(k)] = -1;      // token 0 has no expert
-    layer.ids[static_cast<std::size_t>(20 + k)] = k;  // token 5 has four that matter
-    layer.weights[static_cast<std::size_t>(20 + k)] = 0.25F * static_cast<float>(k + 1);
+  for (std::size_t k = 0; k < 4; ++k) {
+    layer.ids[k] = -1;                                 // token 0 has no expert
+    layer.ids[20 + k] = static_cast<std::int32_t>(k);  // token 5 has four that matter
+    layer.weights[20 + k] = 0.25F * static_cast<float>(k + 1);
   }
   return layer;
 }
@@ -69,7 +69,7 @@ void write_layer(const Expected& expected, const Rows& y) {
 TEST(Reference, EqualsTheOracleForAnyNumberOfThreads) {
   const Layer layer = make_layer(83, 45);
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Rows x(dtype, layer.tokens, 83, 2);
+    const Rows x(dtype, layer.tokens, 83, 4);
     fill_synthetic_tokens(1, 0, x.view());
     for (const int num_threads : {1, 3}) {
       const Expected expected =

@@ -34,6 +34,7 @@ TEST(Synthetic, AreTheSameBitsOnEveryMachine) {
   view.cols = 8;
   fill_synthetic_tokens(1, 5, view);
   std::vector<int> token_units;
+  token_units.reserve(token.size());
   for (const float value : token) token_units.push_back(static_cast<int>(value * 128.0F));
   EXPECT_THAT(token_units, ::testing::ElementsAre(43, 231, -99, 41, 111, 65, -39, -183));
 }
