@@ -18,6 +18,8 @@ build  g++                 the compiler, 12 or later
 build  libfmt-dev          fmt: messages and tables
 build  libhwy-dev          Google Highway: portable SIMD kernels, chosen at run time
 build  libdnnl-dev         oneDNN: the matrix products of the experts on the CPU
+build  libhwloc-dev        hwloc: which processors and memory belong together
+build  pkg-config          finds hwloc
 build  libcli11-dev        CLI11: arguments of the command line
 build  nlohmann-json3-dev  nlohmann-json: --json output, model shapes, traces
 test   libgtest-dev        GoogleTest: the tests

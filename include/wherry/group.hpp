@@ -54,6 +54,8 @@ struct RunOptions {
   const std::atomic<bool>* cancelled = nullptr;  // when it turns true, ranks are ended
 };
 
+// Both launchers bind each rank to its share of the host's NUMA nodes, if there are several.
+//
 // Runs fn on n ranks as threads of this process and returns when all have ended. If ranks throw,
 // the exception that came first is rethrown; the others' waits end early.
 void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOptions& options = {});

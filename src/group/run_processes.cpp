@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "group/board.hpp"
+#include "group/numa.hpp"
 #include "support/check.hpp"
 #include "wherry/group.hpp"
 
@@ -29,6 +30,7 @@ namespace {
   if (options.cancelled != nullptr) signal(SIGINT, SIG_IGN);
   int status = 0;
   try {
+    bind_rank(rank, board.ranks());
     Group group = Group::from_allgather(rank, board.ranks(), [&board, rank, &options](auto mine) {
       return board.allgather(rank, mine, options.deadline);
     });

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "group/board.hpp"
+#include "group/numa.hpp"
 #include "support/check.hpp"
 #include "wherry/group.hpp"
 
@@ -21,6 +22,7 @@ void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOpti
           return board->allgather(rank, mine, deadline);
         });
     try {
+      bind_rank(rank, ranks);
       fn(group);
     } catch (...) {
       const std::scoped_lock lock(mutex);
