@@ -1,7 +1,7 @@
 // by_token over one global batch: the split over ranks must not show in a single bit.
 #include <gtest/gtest.h>
 
-#include "support/layer.hpp"
+#include "support/delays.hpp"
 
 namespace wherry::test {
 namespace {
@@ -34,6 +34,16 @@ TEST(Processes, RunEveryLegalPairAsThreadsDo) {
     config.reduction = reduction;
     EXPECT_NO_THROW(
         run_processes(3, [&](Group& group) { run_and_verify<Bf16>(group, batch, config); }));
+  }
+}
+
+TEST(Processes, TenThousandStepsUnderRandomDelaysAreBitwiseRight) {
+  const Batch batch = make_batch(10, 3, 6, 2, 8, 33);
+  for (const int depth : {1, 2}) {
+    ExchangeConfig config = config_for(batch);
+    config.depth = depth;
+    EXPECT_NO_THROW(
+        run_processes(3, [&](Group& group) { run_delayed_steps(group, batch, config, 10'000); }));
   }
 }
 

@@ -1,51 +1,17 @@
 // Generations are reused thousands of times without a barrier, under random delays.
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <random>
-#include <thread>
-
-#include "exchange/config.hpp"
-#include "fabric/faulty/fabric.hpp"
-#include "support/layer.hpp"
+#include "support/delays.hpp"
 
 namespace wherry::test {
 namespace {
-
-// Now and then a rank is late with a signal, each rank at its own times.
-void delay_signals(Group& group, const ExchangeConfig& config) {
-  const Placement placement = placement_of(config, group.size());
-  auto random = std::make_shared<std::mt19937>(100 + group.rank());
-  FaultScript script;
-  script.before = [random](const SignalEvent&) {
-    if ((*random)() % 64 == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds((*random)() % 300));
-    return true;
-  };
-  make_faulty(group, layout::make_window_layout(capacity_of(config, placement).params), script);
-}
-
-Batch shifted(const Batch& batch, int step) {
-  Batch other = batch;
-  for (std::size_t i = 0; i < other.ids.size(); ++i) {
-    if (other.ids[i] >= 0) other.ids[i] = (other.ids[i] + step) % other.experts;
-  }
-  return other;
-}
 
 TEST(Reuse, PairedStepsUnderRandomDelaysAreBitwiseRight) {
   const Batch batch = make_batch(10, 3, 6, 2, 8, 41);
   for (const int depth : {1, 2}) {
     ExchangeConfig config = config_for(batch);
     config.depth = depth;
-    run_threads(3, [&](Group& group) {
-      delay_signals(group, config);
-      Exchange exchange(group, config);
-      for (int step = 0; step < 10'000; ++step) {
-        const Batch now = shifted(batch, step);
-        expect_dense<Bf16>(exchange, now, run_layer<Bf16>(exchange, now));
-      }
-    });
+    run_threads(3, [&](Group& group) { run_delayed_steps(group, batch, config, 10'000); });
   }
 }
 
