@@ -1,5 +1,7 @@
 #include "measure.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -70,14 +72,16 @@ std::vector<double> span_of_all(const std::vector<std::vector<T>>& ranks, std::i
   return result;
 }
 
-std::vector<double> sum(std::vector<double> a, const std::vector<double>& b) {
+std::vector<double> add(std::vector<double> a, const std::vector<double>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
   return a;
 }
 
-Samples take_samples(const Job& job, Steps& steps, Floor& floor, Meeting& meeting) {
+Samples take_samples(const Job& job, Steps& steps, Floor& floor, Meeting& meeting,
+                     const Progress& say) {
   Samples samples;
   while (static_cast<int>(samples.steps.size()) < job.steps) {
+    say(fmt::format("step {} of {}", samples.steps.size() + 1, job.steps));
     const int block = std::min(kBlock, job.steps - static_cast<int>(samples.steps.size()));
     static_cast<void>(steps.run(job.experts));
     for (int i = 0; i < block; ++i) samples.steps.push_back(steps.run(job.experts));
@@ -108,7 +112,7 @@ void report_stages(const Group& group, const std::vector<Sample>& mine, int in_f
   report.combine_send = stage(&Sample::combine_begin, &Sample::combine_sent);
   report.combine_recv = stage(&Sample::combine_sent, &Sample::combined);
   report.combine = stage(&Sample::combine_begin, &Sample::combined);
-  report.total = share(sum(span_of_all(ranks, &Sample::begin, &Sample::dispatched),
+  report.total = share(add(span_of_all(ranks, &Sample::begin, &Sample::dispatched),
                            span_of_all(ranks, &Sample::combine_begin, &Sample::combined)));
   double all = 0;
   for (const auto& samples : ranks) {
@@ -125,36 +129,30 @@ void report_floor(const Group& group, const Samples& samples, const Floor& floor
   const auto total = [&](const std::vector<Floor::Pass>& mine) {
     const auto ranks = gather(group, mine);
     using Pass = Floor::Pass;
-    return spread_of(sum(span_of_all(ranks, &Pass::dispatch_begin, &Pass::dispatch_end),
+    return spread_of(add(span_of_all(ranks, &Pass::dispatch_begin, &Pass::dispatch_end),
                          span_of_all(ranks, &Pass::combine_begin, &Pass::combine_end)));
   };
   const Spread streaming = total(samples.streaming);
   const Spread ordinary = total(samples.ordinary);
   const bool streams = streaming.p50 <= ordinary.p50;
   report.floor = streams ? streaming : ordinary;
-  report.floor_with = streams ? "streaming" : "ordinary";
+  report.floor_with = streams ? Stores::streaming : Stores::ordinary;
   const auto moved = static_cast<double>(sum_over_ranks(group, floor.bytes()));
   report.copy_gbps = moved / (report.floor.p50 * 1000.0);
 }
 
-}  // namespace
-
-ExchangeConfig Job::config() const {
-  ExchangeConfig config;
-  config.experts = shape.experts;
-  config.topk = shape.topk;
-  config.hidden = shape.hidden;
-  config.max_tokens = shape.tokens;
-  config.layout = layout;
-  config.reduction = reduction;
-  config.receive_rows = receive_rows;
-  config.rows_per_slot = rows_per_slot;
-  config.alignment = alignment;
-  config.depth = depth;
-  config.num_threads = threads_per_rank;
-  config.kernels = kernels;
-  return config;
+void report_traffic(const Group& group, const Traffic& before, const Traffic& after, int runs,
+                    Report& report) {
+  const auto of_all = [&](std::int64_t dispatch, std::int64_t combine) {
+    return sum_over_ranks(group, dispatch + combine) / runs;
+  };
+  report.bytes = of_all(after.dispatch_bytes - before.dispatch_bytes,
+                        after.combine_bytes - before.combine_bytes);
+  report.link_bytes = of_all(after.dispatch_link_bytes - before.dispatch_link_bytes,
+                             after.combine_link_bytes - before.combine_link_bytes);
 }
+
+}  // namespace
 
 Spread spread_of(std::vector<double> microseconds) {
   if (microseconds.empty()) return {};
@@ -166,37 +164,35 @@ Spread spread_of(std::vector<double> microseconds) {
   return {at(0.5), at(0.99), microseconds.front()};
 }
 
-Report measure(const Group& group, const Job& job) {
-  Meeting meeting(group, job.config().deadline);
+Report measure(const Group& group, const Job& job, const Progress& progress) {
+  const auto say = [&](std::string_view text) {
+    if (group.rank() == 0 && progress) progress(text);
+  };
+  say("making windows and tokens");
+  Meeting meeting(group, job.config.deadline);
   Steps steps(group, job, meeting);
   // Every generation is used and verified; with it every page is touched.
-  const int rounds = std::max(job.warmup, job.depth);
+  say("verifying");
+  const int rounds = std::max(job.warmup, job.config.depth);
   for (int i = 0; i < rounds; ++i) {
     static_cast<void>(steps.run(Experts::scale));
-    if (i < job.depth) steps.verify(Experts::scale);
+    if (i < job.config.depth) steps.verify(Experts::scale);
   }
-  Floor floor(group, job.config(), steps.plan(), steps.x());
-  const Traffic before = steps.exchange().traffic();
-  const Samples samples = take_samples(job, steps, floor, meeting);
-  const Traffic after = steps.exchange().traffic();
+  Floor floor(group, job.config, steps.plan(), steps.x());
+  const Exchange& exchange = steps.exchange();
+  const Traffic before = exchange.traffic();
+  const Samples samples = take_samples(job, steps, floor, meeting, say);
+  const Traffic after = exchange.traffic();
   steps.verify(job.experts);
 
   Report report;
-  report.kernels = steps.exchange().kernels();
-  report.fabric = steps.exchange().fabric();
-  report.reduction = name(steps.exchange().config().effective_reduction());
-  report.window_bytes = steps.exchange().window_bytes();
+  exchange.kernels().copy(report.kernels, sizeof(report.kernels) - 1);
+  exchange.fabric().copy(report.fabric, sizeof(report.fabric) - 1);
+  report.window_bytes = exchange.window_bytes();
   report_stages(group, samples.steps, steps.in_flight(), report);
   report_floor(group, samples, floor, report);
-  const auto blocks = (job.steps + kBlock - 1) / kBlock;
-  const std::int64_t runs = static_cast<std::int64_t>(job.steps + blocks) * steps.in_flight();
-  report.bytes = sum_over_ranks(group, after.dispatch_bytes - before.dispatch_bytes +
-                                           after.combine_bytes - before.combine_bytes) /
-                 runs;
-  report.link_bytes =
-      sum_over_ranks(group, after.dispatch_link_bytes - before.dispatch_link_bytes +
-                                after.combine_link_bytes - before.combine_link_bytes) /
-      runs;
+  const int blocks = (job.steps + kBlock - 1) / kBlock;  // each took one step more
+  report_traffic(group, before, after, (job.steps + blocks) * steps.in_flight(), report);
   group.barrier();  // nobody unmaps what a peer still uses
   return report;
 }

@@ -6,10 +6,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
+#include <functional>
+#include <string_view>
 #include <vector>
 
+#include "stream.hpp"
 #include "wherry/exchange.hpp"
 #include "wherry/group.hpp"
 #include "workload.hpp"
@@ -17,23 +18,14 @@
 namespace wherry::bench {
 
 struct Job {
-  Shape shape;
-  bool processes = true;
-  Layout layout = Layout::grouped;
-  std::optional<Reduction> reduction = std::nullopt;
-  Experts experts = Experts::identity;
-  int depth = 1;
+  Shape shape;            // shape.tokens is config.max_tokens; likewise hidden, topk, experts
+  ExchangeConfig config;  // complete
+  bool processes = true;  // how the ranks were started
+  Experts experts = Experts::identity;  // of the timed steps
   bool halves =
       false;  // `depth` dispatches in flight at once, then their combines; time is a share
-  std::int64_t rows_per_slot = 0;
-  std::int64_t receive_rows = 0;
-  int alignment = 1;
-  std::string kernels = {};
-  int threads_per_rank = 1;
   int steps = 30;
   int warmup = 5;
-
-  [[nodiscard]] ExchangeConfig config() const;
 };
 
 // Microseconds of one quantity over all timed steps; in each the slowest rank counts.
@@ -44,22 +36,26 @@ struct Spread {
 };
 [[nodiscard]] Spread spread_of(std::vector<double> microseconds);
 
+// Plain data, so that it can lie in memory that ranks share with their launcher.
 struct Report {
-  std::string kernels, fabric, reduction;
   Spread plan, dispatch_send, dispatch_recv, dispatch, experts, combine_send, combine_recv, combine,
       total;
-  Spread floor;                 // of the faster kind of stores
-  std::string floor_with;       // which kind that was
-  double copy_gbps = 0;         // read and written by all ranks at the floor
-  std::int64_t bytes = 0;       // payload of all ranks in a step, dispatch and combine
-  std::int64_t link_bytes = 0;  // of them to or from another rank
+  Spread floor;                           // with the faster kind of stores
+  Stores floor_with = Stores::streaming;  // which kind that was
+  double copy_gbps = 0;                   // read and written by all ranks at the floor
+  std::int64_t bytes = 0;                 // payload of all ranks in a step, dispatch and combine
+  std::int64_t link_bytes = 0;            // of them to or from another rank
   std::uint64_t window_bytes = 0;
   double involuntary_switches = 0;  // a step and rank, inside the timed parts
   double worst_switches = 0;        // of the rank that had most
+  char kernels[32] = {}, fabric[32] = {};
 };
+
+// Says what a long measurement is doing; called by rank 0, never inside a timed part.
+using Progress = std::function<void(std::string_view)>;
 
 // Collective; every rank gets the same report. Throws what the exchange throws, and internal naming
 // the first wrong element if a result is not bit for bit that of the dense reference.
-[[nodiscard]] Report measure(const Group& group, const Job& job);
+[[nodiscard]] Report measure(const Group& group, const Job& job, const Progress& progress);
 
 }  // namespace wherry::bench

@@ -10,8 +10,8 @@ namespace wherry::bench {
 Steps::Steps(const Group& group, const Job& job, Meeting& meeting)
     : job_(job),
       meeting_(meeting),
-      exchange_(group, job.config()) {
-  const int in_flight = job.halves ? job.depth : 1;
+      exchange_(group, job.config) {
+  const int in_flight = job.halves ? job.config.depth : 1;
   for (int i = 0; i < in_flight; ++i) {
     Shape shape = job.shape;
     shape.seed += static_cast<unsigned>(i) * 7919U;
