@@ -74,10 +74,10 @@ DECODE_STEPS = 200
 FLOOR = [Limit(layout, "floor_fraction", least=0.6) for layout in ("tokens", "grouped")]
 
 CASES = [
-    against_mpi("prefill_4", "Prefill, 4 ranks", prefill(4), ("tokens", "grouped"),
-                [most("tokens", 0.12), most("grouped", 0.22), *FLOOR]),
     against_mpi("prefill_2", "Prefill, 2 ranks", prefill(2), ("tokens", "grouped"),
                 [most("tokens", 0.30), most("grouped", 0.30)]),
+    against_mpi("prefill_4", "Prefill, 4 ranks", prefill(4), ("tokens", "grouped"),
+                [most("tokens", 0.12), most("grouped", 0.22), *FLOOR]),
     against_mpi("prefill_8", "Prefill, 8 ranks", prefill(8), ("tokens", "grouped"),
                 [most("tokens", 0.12), most("grouped", 0.22)]),
     against_mpi("decode_4", "Decode, 4 ranks", DECODE, ("slots", "tokens"),

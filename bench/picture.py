@@ -49,7 +49,8 @@ def bar(x, y, width, kind, title):
 
 
 def milliseconds(microseconds):
-    return f"{microseconds / 1000:.3g} ms"
+    value = microseconds / 1000
+    return f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
 
 
 def ratio_limit(result, run):

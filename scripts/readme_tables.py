@@ -37,7 +37,8 @@ def table(titles, rows):
 
 
 def ms(microseconds):
-    return f"{microseconds / 1000:.3g} ms"
+    value = microseconds / 1000
+    return f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
 
 
 def footnote(results):
