@@ -1,10 +1,8 @@
 // One rank of `wherry layer`: makes its experts, runs the steps, verifies the last one.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <string_view>
 #include <vector>
 
@@ -176,7 +174,7 @@ void add_verification(const std::vector<LocalVerification>& ranks, std::int64_t 
 
 template <std::size_t N>
 void copy_text(std::string_view text, char (&to)[N]) {
-  std::memcpy(to, text.data(), std::min(text.size(), N - 1));
+  text.copy(to, N - 1);
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ std::vector<std::int64_t> tokens_to_verify(int ranks, int rank, std::int64_t tok
     count = std::min(tokens, std::max<std::int64_t>(2, share));
   }
   std::vector<std::int64_t> chosen;
+  chosen.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) {
     chosen.push_back(count == 1 ? 0 : i * (tokens - 1) / (count - 1));
   }

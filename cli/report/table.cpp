@@ -26,6 +26,7 @@ void Table::add(std::vector<std::string> cells) {
 std::string Table::to_string(int indent) const {
   std::vector<std::vector<std::string>> lines;
   std::vector<std::string> titles;
+  titles.reserve(columns_.size());
   for (const Column& column : columns_) titles.push_back(column.title);
   if (std::ranges::any_of(titles, [](const auto& title) { return !title.empty(); })) {
     lines.push_back(titles);
