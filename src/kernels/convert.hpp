@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "wherry/format.hpp"
 
@@ -32,5 +33,10 @@ void quantize_row(const WireFormat& format, const std::byte* x, std::byte* paylo
 void dequantize_row(const WireFormat& format, const std::byte* payload, const std::byte* scales,
                     std::byte* x);
 }  // namespace reference
+
+namespace cpu {
+// A set for each SIMD target that this build and this machine have, the best first.
+[[nodiscard]] std::vector<ConvertSet> convert_sets();
+}  // namespace cpu
 
 }  // namespace wherry::kernels

@@ -9,7 +9,7 @@ namespace wherry::kernels {
 
 std::span<const ConvertSet> convert_sets() {
   static const std::vector<ConvertSet> sets = [] {
-    std::vector<ConvertSet> all;
+    std::vector<ConvertSet> all = cpu::convert_sets();
     all.push_back({"reference", reference::quantize_row, reference::dequantize_row});
     return all;
   }();

@@ -8,18 +8,12 @@
 namespace wherry::kernels::cpu {
 
 std::vector<KernelSet> sets() {
-  // Names are ours: a user pins one with WHERRY_KERNELS.
-  struct Named {
-    std::int64_t target;
-    std::string_view name;
-  };
-  constexpr Named kTargets[] = {{HWY_AVX3, "avx512"}, {HWY_AVX2, "avx2"}, {HWY_NEON, "neon"}};
   std::vector<KernelSet> result;
-  for (const Named& named : kTargets) {
-    if ((hwy::SupportedTargets() & HWY_TARGETS & named.target) == 0) continue;
-    result.push_back({named.name, dispatch_send_for(named.target), reference::dispatch_recv,
-                      combine_send_for(named.target), combine_recv_for(named.target),
-                      copy_row_for(named.target)});
+  for (const Target& target : kTargets) {
+    if ((hwy::SupportedTargets() & HWY_TARGETS & target.bits) == 0) continue;
+    result.push_back({target.name, dispatch_send_for(target.bits), reference::dispatch_recv,
+                      combine_send_for(target.bits), combine_recv_for(target.bits),
+                      copy_row_for(target.bits)});
   }
   return result;
 }

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "kernels/numerics_low.hpp"
+#include "kernels/reference/convert_blocks.hpp"
 #include "kernels/reference/elements.hpp"
 #include "kernels/wires.hpp"
 
@@ -17,26 +17,9 @@ namespace {
 template <DType kDType>
 using Stored = typename Element<kDType>::Stored;
 
-// Rows as the caller's dtype, element by element as fp32.
-template <DType kDType>
-class Row {
- public:
-  explicit Row(const std::byte* x) : x_(reinterpret_cast<const Stored<kDType>*>(x)) {}
-  float operator[](std::int64_t i) const noexcept { return Element<kDType>::load(x_[i]); }
-
- private:
-  const Stored<kDType>* x_;
-};
 template <DType kDType>
 void put(std::byte* x, std::int64_t i, float value) noexcept {
   reinterpret_cast<Stored<kDType>*>(x)[i] = Element<kDType>::store(value);
-}
-
-void put_float(std::byte* to, float value) noexcept { std::memcpy(to, &value, sizeof value); }
-float get_float(const std::byte* from) noexcept {
-  float value = 0;
-  std::memcpy(&value, from, sizeof value);
-  return value;
 }
 
 // ---- Unquantised ---------------------------------------------------------------------------------
@@ -65,36 +48,6 @@ void plain_row(DType from_dtype, DType to_dtype, const std::byte* from, std::byt
   with_element(from_dtype, [&]<DType kFrom>() {
     with_element(to_dtype, [&]<DType kTo>() { convert_row<kFrom, kTo>(from, to, hidden); });
   });
-}
-
-// ---- 8-bit floats in blocks ----------------------------------------------------------------------
-
-template <DType kDType, typename Format, ScaleRule kRule>
-void quantize_blocks(const WireFormat& format, const std::byte* x, std::byte* payload,
-                     std::byte* scales) noexcept {
-  const Row<kDType> row(x);
-  for (std::int64_t block = 0; block < format.num_blocks; ++block) {
-    const std::int64_t begin = block * format.block;
-    const std::int64_t end = std::min(begin + format.block, format.hidden);
-    std::uint32_t amax = 0;
-    for (std::int64_t i = begin; i < end; ++i) {
-      amax = std::max(amax, block_magnitude_bits<kRule>(row[i]));
-    }
-    const BlockScale scale = block_scale<Format, kRule>(amax);
-    put_block_scale(format, scales, block, scale);
-    for (std::int64_t i = begin; i < end; ++i) {
-      payload[i] = std::byte{encode_in_block<Format, kRule>(row[i], scale)};
-    }
-  }
-}
-
-template <DType kDType, typename Format>
-void dequantize_blocks(const WireFormat& format, const std::byte* payload, const std::byte* scales,
-                       std::byte* x) noexcept {
-  for (std::int64_t i = 0; i < format.hidden; ++i) {
-    const float scale = get_block_scale(format, scales, i / format.block);
-    put<kDType>(x, i, low_to_float<Format>(std::to_integer<std::uint32_t>(payload[i])) * scale);
-  }
 }
 
 // ---- nvfp4 ---------------------------------------------------------------------------------------
@@ -140,21 +93,6 @@ void dequantize_nvfp4(const WireFormat& format, const std::byte* payload, const 
 // ---- int8_token ----------------------------------------------------------------------------------
 
 template <DType kDType>
-void quantize_int8(const WireFormat& format, const std::byte* x, std::byte* payload,
-                   std::byte* scales) noexcept {
-  const Row<kDType> row(x);
-  std::uint32_t amax = 0;
-  for (std::int64_t i = 0; i < format.hidden; ++i) {
-    amax = std::max(amax, magnitude_bits(row[i]));
-  }
-  const float scale = int8_scale(amax);
-  put_float(scales, scale);
-  for (std::int64_t i = 0; i < format.hidden; ++i) {
-    payload[i] = static_cast<std::byte>(int8_encode(row[i], scale));
-  }
-}
-
-template <DType kDType>
 void dequantize_int8(const WireFormat& format, const std::byte* payload, const std::byte* scales,
                      std::byte* x) noexcept {
   const float scale = get_float(scales);
@@ -177,7 +115,9 @@ void quantize_row(const WireFormat& format, const std::byte* x, std::byte* paylo
       if (format.wire == Wire::nvfp4) return quantize_nvfp4<kDType>(format, x, payload, scales);
       if (format.wire == Wire::int8_token) return quantize_int8<kDType>(format, x, payload, scales);
       with_block_wire(format.wire, [&]<typename Format, ScaleRule kRule>() {
-        quantize_blocks<kDType, Format, kRule>(format, x, payload, scales);
+        for (std::int64_t block = 0; block < format.num_blocks; ++block) {
+          quantize_block<kDType, Format, kRule>(format, x, payload, scales, block);
+        }
       });
     }
   });
@@ -196,7 +136,7 @@ void dequantize_row(const WireFormat& format, const std::byte* payload, const st
         return dequantize_int8<kDType>(format, payload, scales, x);
       }
       with_block_wire(format.wire, [&]<typename Format, ScaleRule>() {
-        dequantize_blocks<kDType, Format>(format, payload, scales, x);
+        dequantize_blocks<kDType, Format>(format, payload, scales, x, 0, format.hidden);
       });
     }
   });
