@@ -4,6 +4,7 @@
 #include "wherry/error.hpp"
 #include "wherry/exchange.hpp"
 #include "wherry/experts.hpp"
+#include "wherry/format.hpp"
 #include "wherry/group.hpp"
 #include "wherry/placement.hpp"
 #include "wherry/plan.hpp"
