@@ -54,7 +54,8 @@ struct RunOptions {
   const std::atomic<bool>* cancelled = nullptr;  // when it turns true, ranks are ended
 };
 
-// Both launchers bind each rank to its share of the host's NUMA nodes, if there are several.
+// Both launchers bind each rank to its share of the processors this process may use (taskset and
+// cgroups say which), in the order of the machine's topology.
 //
 // Runs fn on n ranks as threads of this process and returns when all have ended. If ranks throw,
 // the exception that came first is rethrown; the others' waits end early.

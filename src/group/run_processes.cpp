@@ -12,8 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "group/bind.hpp"
 #include "group/board.hpp"
-#include "group/numa.hpp"
 #include "support/check.hpp"
 #include "wherry/group.hpp"
 

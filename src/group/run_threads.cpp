@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
+#include "group/bind.hpp"
 #include "group/board.hpp"
-#include "group/numa.hpp"
 #include "support/check.hpp"
 #include "wherry/group.hpp"
 

@@ -11,6 +11,8 @@
 
 namespace wherry {
 
+thread_local int Doorbell::yields_ = Doorbell::kYields;
+
 void Doorbell::ring() const {
   // An RMW, not a load: it is ordered after the caller's store and against Sleeper's RMW.
   if (std::atomic_ref(sleepers_).fetch_add(0, std::memory_order_seq_cst) == 0) return;

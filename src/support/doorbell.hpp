@@ -1,6 +1,7 @@
 // Bounded waiting: spin briefly, then yield, then sleep on a futex, because ranks may outnumber
 // cores. Measured on two cores: a one-way flag costs 0.2 us spinning when pinned but 8 ms when
-// eight processes spin; yield 1-2 us; futex 26 us. So: 100 spins, 200 yields, then sleep.
+// eight processes spin; yield 1-2 us; futex 26 us. So: 100 spins, 200 yields, then sleep. Threads
+// that are bound to their processors sleep after the spins (group/bind.hpp has the measurement).
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,7 @@ class Doorbell {
       if (ready()) return true;
       relax();
     }
-    for (int i = 0; i < kYields; ++i) {
+    for (int i = 0; i < yields_; ++i) {
       if (ready()) return true;
       yield();
     }
@@ -43,9 +44,13 @@ class Doorbell {
 
   static constexpr std::chrono::milliseconds kTick{20};
 
+  // From now on waits of this thread do not yield before they sleep.
+  static void sleep_without_yielding() { yields_ = 0; }
+
  private:
   static constexpr int kSpins = 100;
   static constexpr int kYields = 200;
+  static thread_local int yields_;
 
   // The RMW on `sleepers` orders it against the one in ring(): either ring() sees the sleeper, or
   // the sleeper's next ready() sees what was stored before ring().

@@ -1,0 +1,53 @@
+#include "group/bind.hpp"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <map>
+#include <numeric>
+
+#include "wherry/group.hpp"
+
+namespace wherry {
+namespace {
+
+TEST(Bind, EveryRankGetsAProcessorAndNoProcessorIsLeftWhileThereAreEnoughRanks) {
+  for (int ranks = 1; ranks <= 9; ++ranks) {
+    for (int count = 1; count <= 9; ++count) {
+      std::vector<int> cpus(static_cast<std::size_t>(count));
+      std::iota(cpus.begin(), cpus.end(), 100);
+      std::map<int, int> users;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::vector<int> mine = share_of_cpus(cpus, rank, ranks);
+        ASSERT_FALSE(mine.empty());
+        for (const int cpu : mine) ++users[cpu];
+      }
+      EXPECT_EQ(users.size(), cpus.size()) << ranks << " ranks, " << count << " processors";
+      // Shared evenly: no processor serves two ranks more than another.
+      for (const auto& [cpu, number] : users) EXPECT_LE(number, (ranks + count - 1) / count);
+    }
+  }
+}
+
+#if WHERRY_HAS_NUMA
+TEST(Bind, NeighboursInRankAreNeighboursInTheTopology) {
+  // Processor numbers interleave over the two nodes, as firmware often does.
+  const std::vector<int> cpus = usable_cpus("numa:2(indexes=2*1) core:4 pu:1(indexes=4*2:2*1)");
+  ASSERT_EQ(cpus.size(), 8U);
+  std::vector<int> first_node = share_of_cpus(cpus, 0, 2);
+  EXPECT_EQ(first_node, (std::vector<int>{0, 2, 4, 6}));
+}
+#endif
+
+TEST(Bind, RanksOfALauncherAreBoundAndTheCallerIsNot) {
+  const std::vector<int> before = usable_cpus();
+  run_threads(2, [&](Group& group) {
+    if (usable_cpus() != share_of_cpus(before, group.rank(), 2)) {
+      throw std::runtime_error("a rank is not on its share");
+    }
+  });
+  EXPECT_EQ(usable_cpus(), before);
+}
+
+}  // namespace
+}  // namespace wherry
