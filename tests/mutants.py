@@ -51,6 +51,12 @@ MUTANTS = [
     Mutant("truncated_bf16", "bf16 rounds to nearest even",
            "src/kernels/numerics.hpp", "(bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16", "bits >> 16",
            "exchange_test"),
+    Mutant("half_up_8_bits", "8-bit floats round ties to even",
+           "src/kernels/numerics_low.hpp", "((magnitude >> kDropped) & 1U)", "1U", "format_test"),
+    Mutant("floor_scale", "a power-of-two scale is rounded up, so that nothing clips",
+           "src/kernels/numerics_low.hpp", "(bits + 0x7FFFFFU) >> 23", "bits >> 23", "format_test"),
+    Mutant("reciprocal_division", "x / scale rounds as a division does",
+           "src/kernels/cpu/convert-inl.hpp", "divided(v, divisor, by)", "hn::Mul(v, by)", "convert_test"),
 ]
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

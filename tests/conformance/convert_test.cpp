@@ -103,6 +103,7 @@ TEST_P(EveryConversion, DividesExactlyAtEveryBoundaryBetweenTwoCodes) {
   std::mt19937 random(4);
   std::uniform_real_distribution<float> uniform(1.0F, 2.0F);
   std::vector<float> boundaries;
+  boundaries.reserve(400);
   for (unsigned code = 0; code < 0x7E; ++code) {
     boundaries.push_back((low_to_float<E4M3>(code) + low_to_float<E4M3>(code + 1)) / 2);
   }
