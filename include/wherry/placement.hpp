@@ -92,8 +92,8 @@ struct BalancedLayer {
 };
 
 // Places the experts of every layer by the loads [layers][experts] they had (tokens, say: any unit).
-// `from`, if given, is where they are now, [layers]: of equally good numberings `best` then takes
-// the one of keep_in_place(); `reference` has only one. `best` puts two replicas of one expert on
+// `from`, if given, is where they are now, [layers]: `best` stays with what is as good already, and
+// else numbers slots and ranks as keep_in_place() does; `reference` has one answer only. `best` puts two replicas of one expert on
 // one rank only where ranks have more slots than there are experts for them, or where the reference
 // does and would else have the lower largest load.
 // Throws bad_argument: no layer, rows of different length, a load that is negative, not finite or

@@ -89,6 +89,44 @@ BalancedLayer layer_of(const Placement& placement, std::span<const double> loads
   return layer;
 }
 
+std::size_t duplicates(const Placement& placement) {
+  std::size_t count = 0;
+  for (int e = 0; e < placement.num_experts(); ++e) {
+    const std::span<const int> slots = placement.slots_of(e);  // ascending, so ranks are too
+    for (std::size_t i = 1; i < slots.size(); ++i) {
+      count += placement.slot_to_rank()[static_cast<std::size_t>(slots[i - 1])] ==
+               placement.slot_to_rank()[static_cast<std::size_t>(slots[i])];
+    }
+  }
+  return count;
+}
+
+bool keeps_groups(const Placement& placement, const BalanceProblem& problem) {
+  std::vector<std::size_t> node_of_group(problem.groups, problem.nodes);
+  for (std::size_t slot = 0; slot < problem.slots; ++slot) {
+    const auto expert = static_cast<std::size_t>(placement.slot_to_expert()[slot]);
+    std::size_t& node = node_of_group[expert / problem.experts_per_group()];
+    if (node == problem.nodes) node = slot / problem.slots_per_node();
+    if (node != slot / problem.slots_per_node()) return false;
+  }
+  return true;
+}
+
+// Whether to stay with what there is rather than go to `other`: it has its shape, keeps all its
+// rules and is as even.
+bool as_good_as(const Placement& from, const Placement& other, const BalanceProblem& problem) {
+  const auto same = [](std::span<const int> a, std::span<const int> b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  };
+  if (from.num_experts() != other.num_experts()) return false;
+  if (!same(from.slot_begin(), other.slot_begin())) return false;
+  if (std::ranges::count(from.slot_to_expert(), -1) > 0) return false;
+  if (!keeps_groups(from, problem) || duplicates(from) > duplicates(other)) return false;
+  constexpr double kRounding = 1 + 1e-13;
+  return std::ranges::max(rank_loads(from, problem.loads)) <=
+         std::ranges::max(rank_loads(other, problem.loads)) * kRounding;
+}
+
 BalancedLayer balance_layer(const BalanceProblem& problem, BalancePolicy policy,
                             const Placement* from) {
   const BalanceTables reference = balance_reference(problem);
@@ -101,7 +139,11 @@ BalancedLayer balance_layer(const BalanceProblem& problem, BalancePolicy policy,
     return layer;
   }
   Placement placement = placement_of(problem, balance_best(problem, reference));
-  if (from != nullptr) placement = keep_in_place(*from, placement, static_cast<int>(problem.nodes));
+  if (from != nullptr) {
+    placement = as_good_as(*from, placement, problem)
+                    ? *from
+                    : keep_in_place(*from, placement, static_cast<int>(problem.nodes));
+  }
   return layer_of(placement, problem.loads);
 }
 

@@ -151,8 +151,9 @@ bool Packing::shift_replica(double target) {
       if (replicas_[loses] < 2 || held(gains, rank_of(slot)) > 0) continue;
       const Gift gift = gift_of(slot, gains);
       double sum = 0;
-      for (std::size_t r = 0; r < ranks_; ++r) sum += square_excess(load_after(gift, r));
-      work_ -= static_cast<std::int64_t>(ranks_);
+      std::size_t r = 0;
+      for (; r < ranks_ && sum < best; ++r) sum += square_excess(load_after(gift, r));
+      work_ -= static_cast<std::int64_t>(2 * r);
       if (sum < best && room_bound_after(loses, gains) <= allowed) {
         best = sum;
         best_slot = slot;

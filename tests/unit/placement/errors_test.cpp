@@ -72,6 +72,9 @@ TEST(BalanceErrors, NamePlacementsThatDoNotFitTogether) {
               static_cast<void>(balance({kGood[0], kGood[0]}, {.ranks = 2, .slots = 8}, one));
             }),
             "from has 1 placements; it needs one for each of the 2 layers of loads");
+  const std::vector<Placement> other = {Placement::contiguous(8, 2)};
+  EXPECT_EQ(refusal([&] { static_cast<void>(balance(kGood, {.ranks = 2, .slots = 8}, other)); }),
+            "from has 8 experts and to has 6; they must be the same");
   EXPECT_EQ(refusal([&] { static_cast<void>(moves(six, four)); }),
             "from has 6 experts and to has 4; they must be the same");
   EXPECT_EQ(refusal([&] { static_cast<void>(moves(six, Placement::contiguous(6, 3))); }),

@@ -186,5 +186,22 @@ TEST(KeepInPlace, LowersWhatBalanceMovesAndChangesNoLoad) {
             kept.physical_to_logical);
 }
 
+TEST(KeepInPlace, StaysWithAPlacementThatIsAsGood) {
+  std::mt19937 random(4);
+  std::vector<double> loads(24);
+  for (double& load : loads) load = static_cast<double>(random() % 1000);
+  const BalanceConfig config{.ranks = 4, .nodes = 2, .slots = 32, .groups = 4};
+  const std::vector<Placement> good = {balance({loads}, config)[0].placement()};
+  EXPECT_EQ(balance({loads}, config, good)[0].placement(), good[0]);
+  // As even, but a group would be on two nodes: not good enough.
+  const std::vector<double> even(24, 1.0);
+  const BalanceConfig no_replicas{.ranks = 4, .nodes = 2, .slots = 24, .groups = 4};
+  std::vector<int> shuffled(24);
+  std::iota(shuffled.begin(), shuffled.end(), 0);
+  std::swap(shuffled[0], shuffled[23]);
+  const std::vector<Placement> astray = {place(24, shuffled, 4)};
+  EXPECT_NE(balance({even}, no_replicas, astray)[0].placement(), astray[0]);
+}
+
 }  // namespace
 }  // namespace wherry::test
