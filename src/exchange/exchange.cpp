@@ -73,11 +73,6 @@ void agree(const Group& group, const ExchangeConfig& config) {
   }
 }
 
-const ExchangeConfig& agreed(const Group& group, const ExchangeConfig& config) {
-  agree(group, config);
-  return config;
-}
-
 std::shared_ptr<MappedWindow> map(const Group& group, std::uint64_t bytes,
                                   const ExchangeConfig& config) {
   auto mapped = std::make_shared<MappedWindow>();
@@ -94,7 +89,7 @@ std::uint64_t next_id() {
 
 Exchange::State::State(const Group& group, const ExchangeConfig& config_in, const Share& share)
     : id(next_id()),
-      config(agreed(group, config_in)),
+      config((agree(group, config_in), config_in)),
       placement(placement_of(config, group.size())),
       capacity(capacity_of(config, placement)),
       mode(mode_of(config)),

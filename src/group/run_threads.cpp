@@ -31,6 +31,7 @@ void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOpti
     board->leave(rank);
   };
   std::vector<std::jthread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
   threads.clear();  // joins
   if (first != nullptr) std::rethrow_exception(first);

@@ -61,15 +61,18 @@ std::unique_ptr<Fabric> connect_process(const Group& group, const WindowRequest&
   } catch (const Error& error) {
     problem = error.message();
   }
-  const SharedMemory* address = mine != nullptr ? &mine : nullptr;
+  struct Address {
+    const SharedMemory* memory;
+  };
+  const Address address{mine != nullptr ? &mine : nullptr};
   const auto all = group.allgather(std::as_bytes(std::span(&address, 1)));
   std::vector<SharedMemory> windows;
   int without = -1;
   for (const Group::Bytes& bytes : all) {
-    const SharedMemory* theirs = nullptr;
+    Address theirs{};
     std::memcpy(&theirs, bytes.data(), sizeof(theirs));
-    if (theirs == nullptr && without < 0) without = static_cast<int>(windows.size());
-    windows.push_back(theirs != nullptr ? *theirs : nullptr);
+    if (theirs.memory == nullptr && without < 0) without = static_cast<int>(windows.size());
+    windows.push_back(theirs.memory != nullptr ? *theirs.memory : nullptr);
   }
   group.barrier();
   WHERRY_CHECK(without < 0, ErrorCode::out_of_memory,
