@@ -20,5 +20,6 @@ using Run = std::function<int()>;
 void add_info(CLI::App& app, Run& run);
 void add_layer(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
+void add_balance(CLI::App& app, Run& run);
 
 }  // namespace wherry::cli

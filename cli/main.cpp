@@ -70,6 +70,7 @@ int run(int argc, char** argv) {
   add_info(app, command);
   add_layer(app, command);
   add_bench(app, command);
+  add_balance(app, command);
 
   try {
     app.parse(argc, argv);
