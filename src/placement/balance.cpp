@@ -69,8 +69,9 @@ std::vector<int> even_slot_begin(std::size_t ranks, std::size_t slots) {
 }
 
 Placement placement_of(const BalanceProblem& problem, const BalanceTables& tables) {
-  std::vector<int> slots;
-  for (const std::size_t expert : tables.expert_of_slot) slots.push_back(static_cast<int>(expert));
+  std::vector<int> slots(problem.slots);
+  std::ranges::transform(tables.expert_of_slot, slots.begin(),
+                         [](std::size_t expert) { return static_cast<int>(expert); });
   return Placement::from_slots(static_cast<int>(problem.experts()), std::move(slots),
                                even_slot_begin(problem.ranks, problem.slots));
 }

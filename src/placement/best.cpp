@@ -54,8 +54,8 @@ Nodes pack_groups(const BalanceProblem& problem) {
 
 std::vector<double> loads_of(const BalanceProblem& problem,
                              const std::vector<std::size_t>& experts) {
-  std::vector<double> loads;
-  for (const std::size_t e : experts) loads.push_back(problem.loads[e]);
+  std::vector<double> loads(experts.size());
+  std::ranges::transform(experts, loads.begin(), [&](std::size_t e) { return problem.loads[e]; });
   return loads;
 }
 

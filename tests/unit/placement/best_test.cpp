@@ -82,7 +82,7 @@ TEST(BestPolicy, IsNeverWorseThanTheReferenceOn1000LoadSetsAndMuchBetterOnEachSh
     std::printf(
         "%-12s %u sets: of the reference's gap to the mean closed: all sets %.1f %%, median %.1f "
         "%%, worst %.1f %%; largest load lower by: mean %.1f %%, median %.1f %%\n",
-        name(shape).data(), kSets, 100 * s.closed_sum, 100 * s.closed_median, 100 * s.closed_worst,
+        name(shape), kSets, 100 * s.closed_sum, 100 * s.closed_median, 100 * s.closed_worst,
         100 * s.lower_mean, 100 * s.lower_median);
     if (shape == LoadShape::zipf_1_5 || shape == LoadShape::lognormal_3) {
       EXPECT_GE(s.lower_mean, 0.05) << name(shape);

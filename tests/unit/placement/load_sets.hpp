@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
-#include <string_view>
 #include <vector>
 
 namespace wherry::test {
@@ -15,7 +14,7 @@ constexpr LoadShape kLoadShapes[] = {LoadShape::uniform, LoadShape::lognormal_1,
                                      LoadShape::zipf_1_2, LoadShape::zipf_1_5,
                                      LoadShape::lognormal_3};
 
-inline std::string_view name(LoadShape shape) {
+inline const char* name(LoadShape shape) {
   switch (shape) {
     case LoadShape::uniform: return "uniform";
     case LoadShape::lognormal_1: return "lognormal 1";

@@ -42,10 +42,9 @@ std::vector<int> replay(const Placement& from, const Placement& to, const std::v
   std::vector<int> memory(static_cast<std::size_t>(to.num_slots()), -1);
   for (int r = 0; r < to.num_ranks(); ++r) {
     const auto rank = static_cast<std::size_t>(r);
-    for (int i = 0; i < std::min(from.num_local_slots(r), to.num_local_slots(r)); ++i) {
-      memory[static_cast<std::size_t>(to.slot_begin()[rank] + i)] =
-          from.slot_to_expert()[static_cast<std::size_t>(from.slot_begin()[rank] + i)];
-    }
+    const auto first = from.slot_to_expert().begin() + from.slot_begin()[rank];
+    std::copy_n(first, std::min(from.num_local_slots(r), to.num_local_slots(r)),
+                memory.begin() + to.slot_begin()[rank]);
   }
   for (const Move& move : list) {
     const auto source = static_cast<std::size_t>(move.from_slot);
@@ -139,14 +138,14 @@ int fewest_by_trial(const Placement& from, const Placement& to, int nodes) {
   int fewest = to.num_slots() + 1;
   do {
     bool together = true;
-    for (int r = 0; r < ranks; ++r)
-      together = together && order[static_cast<std::size_t>(r)] / size ==
-                                 order[static_cast<std::size_t>(r / size * size)] / size;
+    for (auto node = order.begin(); node != order.end(); node += size)
+      together = together &&
+                 std::all_of(node, node + size, [&](int as) { return as / size == *node / size; });
     if (!together) continue;
     std::vector<int> slots;
     for (const int as : order) {
-      for (int i = 0; i < per_rank; ++i)
-        slots.push_back(to.slot_to_expert()[static_cast<std::size_t>(as * per_rank + i)]);
+      const auto first = to.slot_to_expert().begin() + std::ptrdiff_t{as} * per_rank;
+      slots.insert(slots.end(), first, first + per_rank);
     }
     fewest = std::min(fewest, travelling(from, place(to.num_experts(), slots, ranks)));
   } while (std::next_permutation(order.begin(), order.end()));
