@@ -24,20 +24,21 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <DType kType>
 struct Vectors;
 
-template <>
-struct Vectors<DType::f32> {
-  using D = hn::ScalableTag<float>;
+// Rows whose elements are the sum's own type T: nothing to widen, nothing to round but NaN.
+template <typename T>
+struct WholeVectors {
+  using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
   static HWY_INLINE V load(const std::byte* row, std::size_t h) {
-    return hn::LoadU(D(), reinterpret_cast<const float*>(row) + h);
+    return hn::LoadU(D(), reinterpret_cast<const T*>(row) + h);
   }
   static HWY_INLINE V canonical(V v) {
-    return hn::IfThenElse(hn::IsNaN(v), hn::Set(D(), std::numeric_limits<float>::quiet_NaN()), v);
+    return hn::IfThenElse(hn::IsNaN(v), hn::Set(D(), std::numeric_limits<T>::quiet_NaN()), v);
   }
   static HWY_INLINE V rounded(V v) { return canonical(v); }
   template <bool kStream>
   static HWY_INLINE void store_pair(V v0, V v1, std::byte* row, std::size_t h) {
-    float* to = reinterpret_cast<float*>(row) + h;
+    T* to = reinterpret_cast<T*>(row) + h;
     const D d;
     if constexpr (kStream) {
       hn::Stream(canonical(v0), d, to);
@@ -50,29 +51,9 @@ struct Vectors<DType::f32> {
 };
 
 template <>
-struct Vectors<DType::f64> {
-  using D = hn::ScalableTag<double>;
-  using V = hn::Vec<D>;
-  static HWY_INLINE V load(const std::byte* row, std::size_t h) {
-    return hn::LoadU(D(), reinterpret_cast<const double*>(row) + h);
-  }
-  static HWY_INLINE V canonical(V v) {
-    return hn::IfThenElse(hn::IsNaN(v), hn::Set(D(), std::numeric_limits<double>::quiet_NaN()), v);
-  }
-  static HWY_INLINE V rounded(V v) { return canonical(v); }
-  template <bool kStream>
-  static HWY_INLINE void store_pair(V v0, V v1, std::byte* row, std::size_t h) {
-    double* to = reinterpret_cast<double*>(row) + h;
-    const D d;
-    if constexpr (kStream) {
-      hn::Stream(canonical(v0), d, to);
-      hn::Stream(canonical(v1), d, to + hn::Lanes(d));
-    } else {
-      hn::StoreU(canonical(v0), d, to);
-      hn::StoreU(canonical(v1), d, to + hn::Lanes(d));
-    }
-  }
-};
+struct Vectors<DType::f32> : WholeVectors<float> {};
+template <>
+struct Vectors<DType::f64> : WholeVectors<double> {};
 
 // Two vectors of 16-bit results become one: half the streaming stores.
 template <bool kStream, class V16Half>
