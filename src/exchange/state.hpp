@@ -103,7 +103,7 @@ struct Exchange::State {
 
   // Whether so many rows are too many to stay in a core's cache until they are read.
   [[nodiscard]] bool streams(std::int64_t rows) const noexcept {
-    constexpr std::int64_t kStreamingBytes = 1 << 20;
+    constexpr std::int64_t kStreamingBytes = 4 << 20;
     return rows * static_cast<std::int64_t>(window.layout().row_bytes) >= kStreamingBytes;
   }
 

@@ -23,11 +23,6 @@ Window::Window(const Group& group, std::shared_ptr<MappedWindow> mapped, std::ui
   }
 }
 
-// One bell a window, at its start, whichever exchange waits: the fabric rings that one.
-Doorbell Window::doorbell(int peer) const noexcept {
-  return window_doorbell(mapped_->fabric->window(peer));
-}
-
 void Window::signal_all(const Signal& signal, const std::vector<std::uint32_t>& counts) {
   const std::uint64_t offset =
       layout_.signal(signal.channel, signal.generation, static_cast<std::uint64_t>(rank_));
@@ -63,16 +58,17 @@ std::uint32_t Window::wait_one(int peer, const Signal& signal, const Place& plac
   };
   bool announced = false;
   bool died = false;
-  const bool woken = doorbell(rank_).wait(
+  const bool woken = window_doorbell(own(), offset).wait(
       deadline, [&] { return come() || fault.load(std::memory_order_acquire) != 0; },
       [&] {
-        if (!announced) {
-          announced = true;  // asleep for the first time: others may want to know for what
+        if (!announced) {  // asleep for the first time: others may want to know for what
+          announced = true;
           waiting.store(
               layout::pack_waiting({static_cast<std::uint32_t>(peer),
                                     static_cast<std::uint32_t>(signal.channel),
                                     static_cast<std::uint32_t>(signal.generation), signal.epoch}),
               std::memory_order_release);
+          return false;
         }
         // Whoever ends after a fault has told everybody first: `woken` goes before `died` below.
         died = !mapped_->fabric->alive(peer);
@@ -148,7 +144,15 @@ void Window::raise(ErrorCode cause, Stage stage, int blamed, std::uint64_t step)
     std::uint64_t none = 0;
     window_word(base(peer), offsetof(layout::WindowHeader, fault))
         .compare_exchange_strong(none, mine, std::memory_order_acq_rel);
-    doorbell(peer).ring();
+    // Whoever falls asleep just now and is missed here looks again after a tick.
+    const std::uint64_t record =
+        window_word(base(peer), offsetof(layout::WindowHeader, waiting))
+            .load(std::memory_order_acquire);
+    if (record == 0) continue;
+    const layout::Waiting wait = layout::unpack_waiting(record);
+    window_doorbell(base(peer), layout_.signal(static_cast<Channel>(wait.channel), wait.generation,
+                                               wait.peer))
+        .ring();
   }
 }
 

@@ -64,7 +64,6 @@ class Window {
  private:
   std::uint32_t wait_one(int peer, const Signal& signal, const Place& place,
                          Clock::time_point deadline);
-  [[nodiscard]] Doorbell doorbell(int peer) const noexcept;
   [[nodiscard]] Error fault_error(std::uint64_t word) const;
   [[nodiscard]] int root_of(int peer) const;
   [[noreturn]] void give_up(int peer, const Signal& signal, const Place& place, bool peer_died);

@@ -10,12 +10,10 @@
 
 namespace wherry {
 
-[[nodiscard]] inline layout::WindowHeader& window_header(std::byte* window) noexcept {
-  return *reinterpret_cast<layout::WindowHeader*>(window);
-}
-[[nodiscard]] inline Doorbell window_doorbell(std::byte* window) noexcept {
-  layout::WindowHeader& header = window_header(window);
-  return {header.bell, header.sleepers};
+// The doorbell of the SignalWord at `offset`.
+[[nodiscard]] inline Doorbell window_doorbell(std::byte* window, std::uint64_t offset) noexcept {
+  auto& word = *reinterpret_cast<layout::SignalWord*>(window + offset);
+  return {word.bell, word.sleepers};
 }
 [[nodiscard]] inline std::atomic_ref<std::uint64_t> window_word(std::byte* window,
                                                                 std::uint64_t offset) noexcept {
@@ -27,7 +25,7 @@ namespace wherry {
 inline void signal_addressable(std::byte* window, std::uint64_t offset,
                                std::uint64_t value) noexcept {
   window_word(window, offset).store(value, std::memory_order_release);
-  window_doorbell(window).ring();
+  window_doorbell(window, offset).ring();
 }
 
 // Maps `bytes` aligned to 2 MiB, so that huge pages can back it. fd -1: private to this process.

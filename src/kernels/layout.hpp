@@ -4,7 +4,7 @@
 // right here is right at every peer. One builder, make_window_layout(), yields sizes and offsets
 // together. A window, from low to high offset (every region starts on kRegionAlignment):
 //
-//   header    fault word, doorbell, "waiting for" record         WindowHeader
+//   header    fault word, "waiting for" record                   WindowHeader
 //   signals   one word per (channel, generation, peer)            SignalWord, 64 bytes apart
 //   counts    [2][ranks]                                          CountHeader + num_count_entries int32
 //   rows      [depth][row_capacity]                               row_pitch bytes a row
@@ -39,8 +39,17 @@ inline constexpr int kCountGenerations = 2;              // design 5.5: plan p p
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// A signal word holds (epoch, count) so that one 64-bit store says both "step e is here" and "it
-// brought c rows". The epoch is in the high half: the word only grows.
+// One word that a peer writes, with a doorbell of its own on its cache line: a waiter that sleeps is
+// woken by the signal it waits for and by no other.
+struct SignalWord {
+  std::uint64_t value;     // pack_signal
+  std::uint32_t bell;      // futex word, rung when `sleepers` is not 0
+  std::uint32_t sleepers;  // threads asleep on `bell`
+};
+static_assert(sizeof(SignalWord) <= kSignalStride);
+
+// A signal word's value holds (epoch, count) so that one 64-bit store says both "step e is here" and
+// "it brought c rows". The epoch is in the high half: the value only grows.
 [[nodiscard]] WHERRY_HD constexpr std::uint64_t pack_signal(std::uint32_t epoch,
                                                             std::uint32_t count) noexcept {
   return (static_cast<std::uint64_t>(epoch) << 32) | count;
@@ -65,11 +74,9 @@ inline constexpr std::uint32_t kNumChannels = 5;
 // The first fault seen by this rank or told to it, and what waiting ranks need. Offsets are fixed:
 // a peer writes `fault` before it knows anything else.
 struct WindowHeader {
-  std::uint64_t fault;  // 0, or the first cause (pack_fault)
-  std::uint64_t
-      waiting;         // 0, or what this rank sleeps for (pack_waiting): lets others find the root
-  std::uint32_t bell;  // futex word, rung when `sleepers` is not 0
-  std::uint32_t sleepers;  // threads asleep on `bell`
+  std::uint64_t fault;    // 0, or the first cause (pack_fault)
+  std::uint64_t waiting;  // 0, or what this rank sleeps for (pack_waiting): lets others wake it, and
+                          // find the root
 };
 
 // Counts of one source rank for one plan: a header, then int32 entries: rows for each of the
@@ -120,7 +127,7 @@ struct WindowLayout {
     if (channel == Channel::counts) return static_cast<std::uint64_t>(kCountGenerations);
     return channel == Channel::handover ? 1 : depth;
   }
-  // The signal word in a window that `peer` writes.
+  // The SignalWord in a window that `peer` writes.
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t signal(Channel channel, std::uint64_t generation,
                                                          std::uint64_t peer) const noexcept {
     const std::uint64_t before = channel == Channel::counts
