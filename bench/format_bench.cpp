@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/convert.hpp"
 #include "kernels/numerics.hpp"
+#include "kernels/stages.hpp"
 #include "wherry/format.hpp"
 
 namespace {
@@ -64,7 +64,7 @@ double relative_error(const std::vector<std::uint16_t>& got, const std::vector<s
   return std::sqrt(error / power);
 }
 
-void measure(const Rows& rows, Wire wire, const kernels::ConvertSet& set) {
+void measure(const Rows& rows, Wire wire, const kernels::KernelSet& set) {
   const WireFormat format = wire_format(wire, DType::bf16, rows.hidden);
   const auto plane = [&](std::int64_t pitch) {
     return std::vector<std::byte>(static_cast<std::size_t>(rows.count * pitch));
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
              "quantise", "back");
   for (const Wire wire : all_wires()) {
     if (wire == Wire::raw || wire == Wire::same) continue;
-    for (const kernels::ConvertSet& set : kernels::convert_sets()) measure(rows, wire, set);
+    for (const kernels::KernelSet& set : kernels::available()) measure(rows, wire, set);
   }
   return 0;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "wherry/format.hpp"
 #include "wherry/group.hpp"
 #include "wherry/placement.hpp"
 #include "wherry/plan.hpp"
@@ -60,7 +61,15 @@ struct ExchangeConfig {
   std::optional<Reduction> reduction =
       std::nullopt;  // default: by_rank for grouped and tokens, by_token for slots
   Weights weights = Weights::multiply;
-  SumAt sum_at = SumAt::home;  // by_rank only
+  // by_rank only; default: home, or expert where combine_wire converts (sums must not be converted
+  // twice, so home is refused there)
+  std::optional<SumAt> sum_at = std::nullopt;
+  // How rows travel. With a wire that converts, dispatch_send quantises each token once and rows
+  // arrive in that format with their scales apart; results (by_token, tokens) or the sums of each
+  // rank (by_rank) go home in combine_wire and are summed in fp32 (f64 rows: in fp64).
+  Wire dispatch_wire = Wire::same;
+  Wire combine_wire = Wire::same;
+  ScaleLayout scale_layout = ScaleLayout::row_major;  // of the received rows' scales
   std::optional<Placement> placement =
       std::nullopt;  // default: Placement::contiguous(experts, ranks)
   std::int64_t receive_rows =
@@ -75,6 +84,7 @@ struct ExchangeConfig {
   std::string kernels = {};  // kernel set by name; empty: WHERRY_KERNELS, else the best
 
   [[nodiscard]] Reduction effective_reduction() const noexcept;
+  [[nodiscard]] SumAt effective_sum_at() const noexcept;
   // Bytes of the window every rank registers, exactly. Throws bad_argument as the constructor does.
   [[nodiscard]] std::uint64_t window_bytes(int ranks) const;
   // (field, value) of everything that must agree, for comparison and for people.
@@ -86,8 +96,12 @@ struct ExchangeConfig {
 struct Received {
   // grouped: [slot_begin.back(), hidden]; tokens: [token rows, hidden];
   // slots: [slots_local * rows_per_slot, hidden]. Padding rows between segments are zero; in
-  // `slots`, rows beyond a slot's count are unspecified.
+  // `slots`, rows beyond a slot's count are unspecified. Of the exchange's dtype, or of what
+  // dispatch_wire carries: another dtype, or, quantised, DType::raw with wire.payload_bytes columns.
   TensorView rows;
+  WireFormat wire;               // of `rows`; see dequantize()
+  const void* scales = nullptr;  // their plane in wire.scale_layout, laid out for scale_rows rows;
+  std::int64_t scale_rows = 0;   // null where the wire has none
   std::span<const std::int64_t> slot_counts;  // rows of each local slot, without padding
   std::span<const std::int64_t>
       slot_begin;                      // first (grouped) row of each local slot, [slots_local + 1]
@@ -109,8 +123,12 @@ struct Received {
 
 struct DispatchOptions {
   // Memory for the received rows, if they shall not stay in the window: at least as many rows as the
-  // plan receives (grouped and slots: with padding), filled by finish(), then viewed by Received.
+  // plan receives (grouped and slots: with padding), filled by finish(), then viewed by Received. Of
+  // the exchange's dtype: rows that travelled in another format are converted back.
   TensorView out = {};
+  // x is in dispatch_wire already: of the dtype and shape that Received::rows would have, with its
+  // scales, as quantize() leaves them, in a plane of plan.tokens() rows in config.scale_layout.
+  const void* x_scales = nullptr;
   // One fp32 per (token, k), [tokens, topk], that travels with the row (a weight, a gradient).
   const float* row_scalars = nullptr;
 };
@@ -180,7 +198,8 @@ class Exchange {
   Received dispatch(const Plan& plan, ConstTensorView x, const DispatchOptions& options = {});
 
   // Where the experts may write the results of the oldest uncombined dispatch of `plan`, so that
-  // combine need not copy them: one result row for each received row, in the same places.
+  // combine need not copy them: one result row for each received row, in the same places. Throws
+  // unsupported where combine_wire converts each result: there is no room for it as it is.
   [[nodiscard]] TensorView combine_input(const Plan& plan);
 
   // Stage 5. y holds one row for each received row of that dispatch (combine_input() or the

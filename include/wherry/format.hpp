@@ -97,6 +97,17 @@ struct WireFormat {
     return payload_bytes + scale_bytes;
   }
   [[nodiscard]] constexpr bool quantised() const noexcept { return scale_type != ScaleType::none; }
+  // The caller's rows and those on the wire have the same bits.
+  [[nodiscard]] constexpr bool keeps_dtype() const noexcept {
+    switch (dtype) {
+      case DType::bf16: return wire == Wire::bf16;
+      case DType::f16: return wire == Wire::f16;
+      case DType::f32: return wire == Wire::f32;
+      case DType::f64: return wire == Wire::f64;
+      case DType::raw: return wire == Wire::raw;
+    }
+    return false;
+  }
   [[nodiscard]] bool operator==(const WireFormat&) const = default;
 };
 

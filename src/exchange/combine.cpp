@@ -17,6 +17,11 @@ TensorView Exchange::combine_input(const Plan& plan) {
   const Generation* g = s.oldest_uncombined(plan.serial_);
   WHERRY_CHECK(g != nullptr, ErrorCode::misuse, State::where(Stage::combine_send, s.rank),
                "no finished dispatch of this plan waits for its combine");
+  WHERRY_CHECK(s.mode.keeps_results(), ErrorCode::unsupported,
+               State::where(Stage::combine_send, s.rank),
+               "combine_wire is {}, so results are converted on their way into the window and "
+               "cannot be written there as they are: pass memory of your own to combine",
+               name(s.mode.combine_wire.wire));
   TensorView view;
   view.data = s.window.own() + s.window.layout().result(s.generation_of(g->step), 0);
   view.dtype = s.config.dtype;
@@ -26,14 +31,20 @@ TensorView Exchange::combine_input(const Plan& plan) {
   return view;
 }
 
-void Exchange::State::copy_results(const Generation& g, const ConstTensorView& y) {
+void Exchange::State::place_results(const Generation& g, const ConstTensorView& y) {
   const layout::WindowLayout& l = window.layout();
   const std::uint64_t index = generation_of(g.step);
   if (y.data == window.own() + l.result(index, 0)) return;  // combine_input(): it is there already
   const auto copy = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      std::memcpy(window.own() + l.result(index, static_cast<std::uint64_t>(row)), y.row(row),
-                  l.result_bytes);
+      const auto at = static_cast<std::uint64_t>(row);
+      std::byte* const result = window.own() + l.result(index, at);
+      if (mode.keeps_results()) {
+        std::memcpy(result, y.row(row), l.result_bytes);
+      } else {
+        kernels->quantize_row(mode.combine_wire, y.row<std::byte>(row), result,
+                              window.own() + l.home_scale(index, at));
+      }
     }
   };
   if (mode.sends_token_rows()) {
@@ -58,14 +69,14 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
   Generation* g = s.oldest_uncombined(plan.serial_);
   WHERRY_CHECK(g != nullptr, ErrorCode::misuse, State::where(Stage::combine_send, s.rank),
                "no finished dispatch of this plan waits for its combine");
-  s.check_tensor(Stage::combine_send, g->step, "y", y, s.payload_rows(*g));
-  s.check_tensor(Stage::combine_send, g->step, "out", out, plan.tokens());
+  s.check_tensor(Stage::combine_send, g->step, "y", y, s.plain(s.payload_rows(*g)));
+  s.check_tensor(Stage::combine_send, g->step, "out", out, s.plain(plan.tokens()));
   if (options.addend.data != nullptr) {
-    s.check_tensor(Stage::combine_send, g->step, "addend", options.addend, plan.tokens());
+    s.check_tensor(Stage::combine_send, g->step, "addend", options.addend, s.plain(plan.tokens()));
   }
   const std::uint64_t index = s.generation_of(g->step);
   const layout::WindowLayout& l = s.window.layout();
-  s.copy_results(*g, y);
+  s.place_results(*g, y);
   if (options.row_scalars != nullptr) {
     std::memcpy(s.window.own() + l.result_scalar(index, 0), options.row_scalars,
                 static_cast<std::size_t>(g->slot_begin.back()) * sizeof(float));
@@ -108,7 +119,7 @@ void Exchange::CombineHandle::finish() {
   const kernels::Moved moved = s.split(recv.plan.tokens, [&](auto begin, auto end) {
     return s.kernels->combine_recv(recv, begin, end);
   });
-  const auto result_bytes = static_cast<std::int64_t>(s.window.layout().result_bytes);
+  const std::int64_t result_bytes = s.mode.combine_wire.row_bytes();
   s.traffic.combine_rows += moved.rows;
   s.traffic.combine_bytes += moved.rows * result_bytes;
   s.traffic.combine_link_bytes += moved.link_rows * result_bytes;

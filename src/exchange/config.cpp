@@ -53,7 +53,23 @@ Reduction ExchangeConfig::effective_reduction() const noexcept {
   return reduction.value_or(layout == Layout::slots ? Reduction::by_token : Reduction::by_rank);
 }
 
+SumAt ExchangeConfig::effective_sum_at() const noexcept {
+  const bool converts = combine_wire != Wire::same && name(combine_wire) != name(dtype);
+  return sum_at.value_or(converts ? SumAt::expert : SumAt::home);
+}
+
 namespace {
+
+// Throws bad_argument naming the field.
+void check_wire(const ExchangeConfig& c, const char* field, Wire wire, ScaleLayout scale_layout,
+                int rank) {
+  try {
+    static_cast<void>(wire_format(wire, c.dtype, c.hidden, scale_layout));
+  } catch (const Error& error) {
+    throw Error(ErrorCode::bad_argument, {Stage::startup, rank, -1},
+                fmt::format("{} is {}: {}", field, name(wire), error.message()));
+  }
+}
 
 constexpr int kMaxDepth = 16;
 constexpr int kMaxRanks = 65535;  // a fault word names a rank in 16 bits
@@ -70,6 +86,13 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
   require(c.topk >= 1 && c.topk <= kernels::kMaxTopk,
           fmt::format("topk is {}; it must lie in 1..{}", c.topk, kernels::kMaxTopk));
   require(c.hidden >= 1, fmt::format("hidden is {}; it must be at least 1", c.hidden));
+  check_wire(c, "dispatch_wire", c.dispatch_wire, c.scale_layout, rank);
+  check_wire(c, "combine_wire", c.combine_wire, ScaleLayout::row_major, rank);
+  require(c.effective_reduction() != Reduction::by_rank || c.layout == Layout::tokens ||
+              c.effective_sum_at() == SumAt::expert || !mode_of(c).converts_home(),
+          fmt::format("combine_wire is {}, which goes with sum_at expert: the rows of one rank are "
+                      "summed before they are converted",
+                      name(c.combine_wire)));
   require(c.max_tokens >= 1, fmt::format("max_tokens is {}; it must be at least 1", c.max_tokens));
   require(
       c.layout != Layout::tokens || c.effective_reduction() == Reduction::by_rank,
@@ -154,17 +177,31 @@ Capacity capacity_of(const ExchangeConfig& config, const Placement& placement) {
   p.num_slots = size(placement.num_slots());
   p.topk = size(config.topk);
   p.depth = size(config.depth);
-  p.row_bytes = size(config.hidden * dtype_bytes(config.dtype));
-  p.result_bytes = config.dtype == DType::raw ? 0 : p.row_bytes;
-  p.result_capacity = p.row_capacity;
+  const auto rows = static_cast<std::int64_t>(p.row_capacity);
+  p.row_bytes = size(mode.dispatch_wire.payload_bytes);
+  p.scale_plane_bytes = size(scale_plane_bytes(mode.dispatch_wire, rows));
   p.token_row_capacity = size(c.token_rows);
-  p.partial_capacity = mode.sums_partials() ? p.token_row_capacity : 0;
+  p.result_capacity = p.row_capacity;
+  if (config.dtype == DType::raw) return c;  // such rows cannot be summed: nothing goes home
+  p.result_bytes = size(mode.keeps_results() ? config.hidden * dtype_bytes(config.dtype)
+                                             : mode.combine_wire.payload_bytes);
+  p.home_scale_bytes = size(mode.combine_wire.scale_bytes);
+  if (mode.sums_partials()) {
+    p.partial_bytes = size(mode.combine_wire.payload_bytes);
+    p.partial_capacity = p.token_row_capacity;
+  }
   return c;
 }
 
 kernels::Mode mode_of(const ExchangeConfig& config) {
-  return {config.layout, config.effective_reduction(), config.weights, config.sum_at, config.dtype,
-          config.hidden};
+  return {config.layout,
+          config.effective_reduction(),
+          config.weights,
+          config.effective_sum_at(),
+          config.dtype,
+          config.hidden,
+          wire_format(config.dispatch_wire, config.dtype, config.hidden, config.scale_layout),
+          wire_format(config.combine_wire, config.dtype, config.hidden)};
 }
 
 std::uint64_t ExchangeConfig::window_bytes(int ranks) const {
@@ -184,7 +221,10 @@ std::vector<std::pair<std::string, std::string>> ExchangeConfig::describe(int ra
       {"layout", std::string(name(layout))},
       {"reduction", std::string(name(effective_reduction()))},
       {"weights", std::string(name(weights))},
-      {"sum_at", std::string(name(sum_at))},
+      {"sum_at", std::string(name(effective_sum_at()))},
+      {"dispatch_wire", std::string(name(dispatch_wire))},
+      {"combine_wire", std::string(name(combine_wire))},
+      {"scale_layout", std::string(name(scale_layout))},
       {"placement.slot_to_expert", fmt::format("{}", fmt::join(where.slot_to_expert(), " "))},
       {"placement.slot_begin", fmt::format("{}", fmt::join(where.slot_begin(), " "))},
       {"receive_rows", text(receive_rows)},

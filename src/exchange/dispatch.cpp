@@ -2,8 +2,10 @@
 #include <cstring>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include "exchange/state.hpp"
+#include "kernels/wires.hpp"
 #include "support/check.hpp"
 
 namespace wherry {
@@ -15,7 +17,16 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   State& s = *state_;
   s.check();
   s.check_plan(plan, Stage::dispatch_send);
-  s.check_tensor(Stage::dispatch_send, s.steps + 1, "x", x, plan.tokens());
+  // x in the wire's format is told by its shape, or, where dtypes are the same, needs no telling.
+  const bool converted =
+      options.x_scales != nullptr || (x.dtype != s.config.dtype && x.dtype == s.on_wire(0).dtype);
+  s.check_tensor(Stage::dispatch_send, s.steps + 1, "x", x,
+                 converted ? s.on_wire(plan.tokens()) : s.plain(plan.tokens()));
+  if (converted && s.mode.dispatch_wire.quantised() && options.x_scales == nullptr &&
+      plan.tokens() > 0) {
+    s.refuse(Stage::dispatch_send, s.steps + 1,
+             fmt::format("x is {} already, but x_scales is null", name(s.mode.dispatch_wire.wire)));
+  }
   if (options.out.data != nullptr) s.check_out(options.out, plan.to_host());
   Generation& g = s.enter(Stage::dispatch_send, false);
   const std::uint64_t index = s.generation_of(g.step);
@@ -23,13 +34,19 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
 
   const auto& rows_to = s.mode.sends_token_rows() ? data.token_rows_to : data.rows_to;
   const std::int64_t rows = std::accumulate(rows_to.begin(), rows_to.end(), std::int64_t{0});
-  const kernels::DispatchSend send{
-      s.windows(index), arrays(data),        s.mode,         static_cast<const std::byte*>(x.data),
-      x.pitch(),        options.row_scalars, s.streams(rows)};
+  const kernels::DispatchSend send{s.windows(index),
+                                   arrays(data),
+                                   s.mode,
+                                   static_cast<const std::byte*>(x.data),
+                                   x.pitch(),
+                                   converted,
+                                   static_cast<const std::byte*>(options.x_scales),
+                                   options.row_scalars,
+                                   s.streams(rows)};
   const kernels::Moved moved = s.split(data.tokens, [&](auto begin, auto end) {
     return s.kernels->dispatch_send(send, begin, end);
   });
-  const auto row_bytes = static_cast<std::int64_t>(s.window.layout().row_bytes);
+  const std::int64_t row_bytes = s.mode.dispatch_wire.row_bytes();
   s.traffic.dispatch_rows += moved.rows;
   s.traffic.dispatch_bytes += moved.rows * row_bytes;
   s.traffic.dispatch_link_bytes += moved.link_rows * row_bytes;
@@ -79,14 +96,12 @@ Received Exchange::DispatchHandle::finish() {
   g.phase = Phase::received;
   Received received = s.received_view(g);
   if (g.out.data != nullptr) {
-    const TensorView in_window = received.rows;
-    g.out.rows = in_window.rows;
-    s.team.split(in_window.rows, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) {
-        std::memcpy(g.out.row(row), in_window.row(row), s.window.layout().row_bytes);
-      }
-    });
+    g.out.rows = received.rows.rows;
+    s.fill_out(g.out, received);
     received.rows = g.out;
+    received.wire = wire_format(Wire::same, s.config.dtype, s.config.hidden);
+    received.scales = nullptr;
+    received.scale_rows = 0;
   }
   return received;
 }
@@ -95,15 +110,38 @@ Received Exchange::dispatch(const Plan& plan, ConstTensorView x, const DispatchO
   return dispatch_begin(plan, x, options).finish();
 }
 
+void Exchange::State::fill_out(const TensorView& out, const Received& received) {
+  team.split(out.rows, [&](std::int64_t begin, std::int64_t end) {
+    if (!mode.converts_rows()) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        std::memcpy(out.row(row), received.rows.row(row), window.layout().row_bytes);
+      }
+      return;
+    }
+    std::vector<std::byte> scales(static_cast<std::size_t>(received.wire.scale_bytes));
+    for (std::int64_t row = begin; row < end; ++row) {
+      kernels::get_scales(received.wire, static_cast<const std::byte*>(received.scales),
+                          received.scale_rows, row, scales.data());
+      kernels->dequantize_row(received.wire, received.rows.row(row), scales.data(), out.row(row));
+    }
+  });
+}
+
 Received Exchange::State::received_view(const Generation& g) const {
   const layout::WindowLayout& l = window.layout();
   const std::uint64_t index = generation_of(g.step);
   Received r;
   r.rows.data = window.own() + l.row(index, 0);
-  r.rows.dtype = config.dtype;
-  r.rows.rows = payload_rows(g);
-  r.rows.cols = config.hidden;
+  const Shape shape = on_wire(payload_rows(g));
+  r.rows.dtype = shape.dtype;
+  r.rows.rows = shape.rows;
+  r.rows.cols = shape.cols;
   r.rows.pitch_bytes = static_cast<std::int64_t>(l.row_pitch);
+  r.wire = mode.dispatch_wire;
+  if (r.wire.quantised()) {
+    r.scales = window.own() + l.scale_plane(index);
+    r.scale_rows = static_cast<std::int64_t>(l.row_capacity);
+  }
   r.slot_counts = g.slot_counts;
   r.slot_begin = g.slot_begin;
   if (g.has_scalars) {

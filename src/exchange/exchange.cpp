@@ -9,6 +9,7 @@
 #include "exchange/state.hpp"
 #include "fabric/addressable.hpp"
 #include "group/state.hpp"
+#include "kernels/wires.hpp"
 #include "plan/plan.hpp"
 #include "support/check.hpp"
 
@@ -248,17 +249,24 @@ void Exchange::State::check_plan(const Plan& plan, Stage stage) const {
                "the plan has not been filled by plan()");
 }
 
+Exchange::State::Shape Exchange::State::on_wire(std::int64_t rows) const noexcept {
+  const WireFormat& wire = mode.dispatch_wire;
+  if (wire.quantised()) return {DType::raw, rows, wire.payload_bytes};
+  return {kernels::plain_dtype(wire.wire), rows, config.hidden};
+}
+
 void Exchange::State::check_tensor(Stage stage, std::uint64_t step, const char* argument,
-                                   const ConstTensorView& tensor, std::int64_t rows) {
+                                   const ConstTensorView& tensor, const Shape& shape) {
   const bool right_shape =
-      tensor.rows == rows && tensor.cols == config.hidden && tensor.dtype == config.dtype;
+      tensor.rows == shape.rows && tensor.cols == shape.cols && tensor.dtype == shape.dtype;
   if (!right_shape) {
     refuse(
         stage, step,
         fmt::format("{} is {} [{}, {}]; this call needs {} [{}, {}]", argument, name(tensor.dtype),
-                    tensor.rows, tensor.cols, name(config.dtype), rows, config.hidden));
+                    tensor.rows, tensor.cols, name(shape.dtype), shape.rows, shape.cols));
   }
-  if (rows > 0 && tensor.data == nullptr) refuse(stage, step, fmt::format("{} is null", argument));
+  if (shape.rows > 0 && tensor.data == nullptr)
+    refuse(stage, step, fmt::format("{} is null", argument));
   if (tensor.pitch() < tensor.row_bytes()) {
     refuse(stage, step,
            fmt::format("{} has a pitch of {} bytes; its rows have {}", argument, tensor.pitch(),

@@ -117,8 +117,18 @@ struct Exchange::State {
   [[nodiscard]] bool in_flight() const noexcept;
 
   void check_plan(const Plan& plan, Stage stage) const;
+  // What a tensor must be.
+  struct Shape {
+    DType dtype;
+    std::int64_t rows, cols;
+  };
+  [[nodiscard]] Shape plain(std::int64_t rows) const noexcept {
+    return {config.dtype, rows, config.hidden};
+  }
+  // Rows as they travel to the experts.
+  [[nodiscard]] Shape on_wire(std::int64_t rows) const noexcept;
   void check_tensor(Stage stage, std::uint64_t step, const char* argument,
-                    const ConstTensorView& tensor, std::int64_t rows);
+                    const ConstTensorView& tensor, const Shape& shape);
   // Runs a counting kernel over [0, count) on the team's threads; returns what all parts moved.
   template <typename Kernel>
   kernels::Moved split(std::int64_t count, Kernel kernel) {
@@ -135,7 +145,10 @@ struct Exchange::State {
   void check_out(const TensorView& out, const PlanData& plan);
   [[nodiscard]] Generation* oldest_uncombined(std::uint64_t plan_serial) noexcept;
   [[nodiscard]] Received received_view(const Generation& generation) const;
-  void copy_results(const Generation& generation, const ConstTensorView& y);
+  // Makes `out` of the caller hold the received rows, converted back.
+  void fill_out(const TensorView& out, const Received& received);
+  // Brings y to where its home ranks, or combine_send, read it; converts it if it goes home so.
+  void place_results(const Generation& generation, const ConstTensorView& y);
 
   [[nodiscard]] static Error::Where where(Stage stage, int rank) noexcept {
     return {stage, rank, -1};

@@ -58,22 +58,24 @@ std::uint32_t Window::wait_one(int peer, const Signal& signal, const Place& plac
   };
   bool announced = false;
   bool died = false;
-  const bool woken = window_doorbell(own(), offset).wait(
-      deadline, [&] { return come() || fault.load(std::memory_order_acquire) != 0; },
-      [&] {
-        if (!announced) {  // asleep for the first time: others may want to know for what
-          announced = true;
-          waiting.store(
-              layout::pack_waiting({static_cast<std::uint32_t>(peer),
-                                    static_cast<std::uint32_t>(signal.channel),
-                                    static_cast<std::uint32_t>(signal.generation), signal.epoch}),
-              std::memory_order_release);
-          return false;
-        }
-        // Whoever ends after a fault has told everybody first: `woken` goes before `died` below.
-        died = !mapped_->fabric->alive(peer);
-        return died || Clock::now() >= deadline;
-      });
+  const bool woken =
+      window_doorbell(own(), offset)
+          .wait(
+              deadline, [&] { return come() || fault.load(std::memory_order_acquire) != 0; },
+              [&] {
+                if (!announced) {  // asleep for the first time: others may want to know for what
+                  announced = true;
+                  waiting.store(layout::pack_waiting({static_cast<std::uint32_t>(peer),
+                                                      static_cast<std::uint32_t>(signal.channel),
+                                                      static_cast<std::uint32_t>(signal.generation),
+                                                      signal.epoch}),
+                                std::memory_order_release);
+                  return false;
+                }
+                // Whoever ends after a fault has told everybody first: `woken` goes before `died` below.
+                died = !mapped_->fabric->alive(peer);
+                return died || Clock::now() >= deadline;
+              });
   if (!woken) give_up(peer, signal, place, died);
   if (announced) waiting.store(0, std::memory_order_release);
   if (!come()) throw fault_error(fault.load(std::memory_order_acquire));
@@ -145,13 +147,12 @@ void Window::raise(ErrorCode cause, Stage stage, int blamed, std::uint64_t step)
     window_word(base(peer), offsetof(layout::WindowHeader, fault))
         .compare_exchange_strong(none, mine, std::memory_order_acq_rel);
     // Whoever falls asleep just now and is missed here looks again after a tick.
-    const std::uint64_t record =
-        window_word(base(peer), offsetof(layout::WindowHeader, waiting))
-            .load(std::memory_order_acquire);
+    const std::uint64_t record = window_word(base(peer), offsetof(layout::WindowHeader, waiting))
+                                     .load(std::memory_order_acquire);
     if (record == 0) continue;
     const layout::Waiting wait = layout::unpack_waiting(record);
-    window_doorbell(base(peer), layout_.signal(static_cast<Channel>(wait.channel), wait.generation,
-                                               wait.peer))
+    window_doorbell(base(peer),
+                    layout_.signal(static_cast<Channel>(wait.channel), wait.generation, wait.peer))
         .ring();
   }
 }

@@ -4,7 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/convert.hpp"
+#include "kernels/stages.hpp"
+#include "kernels/wires.hpp"
 #include "support/check.hpp"
 #include "wherry/format.hpp"
 
@@ -12,31 +13,9 @@ namespace wherry {
 
 namespace {
 
-const kernels::ConvertSet& convert_set() {
-  static const kernels::ConvertSet& set = kernels::find_convert({});
+const kernels::KernelSet& kernel_set() {
+  static const kernels::KernelSet& set = kernels::find({});
   return set;
-}
-
-// Between the scales of one row alone and their places in the plane of all rows.
-enum class Direction { to_plane, from_plane };
-
-template <Direction kDirection, typename PlaneByte, typename RowByte>
-void move_scales(const WireFormat& format, PlaneByte* plane, RowByte* alone, std::int64_t rows,
-                 std::int64_t row) {
-  const auto move = [&](std::int64_t at, std::int64_t from, std::size_t bytes) {
-    if constexpr (kDirection == Direction::to_plane) {
-      std::memcpy(plane + at, alone + from, bytes);
-    } else {
-      std::memcpy(alone + from, plane + at, bytes);
-    }
-  };
-  const std::int64_t each = format.scale_type == ScaleType::f32 ? 4 : 1;
-  for (std::int64_t block = 0; block < format.num_blocks; ++block) {
-    move(scale_offset(format, rows, row, block), block * each, static_cast<std::size_t>(each));
-  }
-  if (format.scale_type == ScaleType::e4m3_f32) {
-    move(row_scale_offset(format, rows, row), format.scale_bytes - 4, 4);
-  }
 }
 
 void check_rows(const WireFormat& format, const void* x, DType dtype, std::int64_t rows,
@@ -74,13 +53,13 @@ std::int64_t check_wire_rows(const WireFormat& format, const BasicWireRows<Point
 }  // namespace
 
 void quantize_row(const WireFormat& format, const void* x, void* payload, void* scales) {
-  convert_set().quantize_row(format, static_cast<const std::byte*>(x),
-                             static_cast<std::byte*>(payload), static_cast<std::byte*>(scales));
+  kernel_set().quantize_row(format, static_cast<const std::byte*>(x),
+                            static_cast<std::byte*>(payload), static_cast<std::byte*>(scales));
 }
 
 void dequantize_row(const WireFormat& format, const void* payload, const void* scales, void* x) {
-  convert_set().dequantize_row(format, static_cast<const std::byte*>(payload),
-                               static_cast<const std::byte*>(scales), static_cast<std::byte*>(x));
+  kernel_set().dequantize_row(format, static_cast<const std::byte*>(payload),
+                              static_cast<const std::byte*>(scales), static_cast<std::byte*>(x));
 }
 
 void quantize(const WireFormat& format, ConstTensorView x, const WireRows& out) {
@@ -94,7 +73,7 @@ void quantize(const WireFormat& format, ConstTensorView x, const WireRows& out) 
   std::vector<std::byte> alone(static_cast<std::size_t>(format.scale_bytes));
   for (std::int64_t row = 0; row < x.rows; ++row) {
     quantize_row(format, x.row(row), payload + row * pitch, alone.data());
-    move_scales<Direction::to_plane>(format, plane, alone.data(), x.rows, row);
+    kernels::put_scales(format, plane, x.rows, row, alone.data());
   }
 }
 
@@ -105,7 +84,7 @@ void dequantize(const WireFormat& format, const ConstWireRows& in, TensorView x)
   const auto* plane = static_cast<const std::byte*>(in.scales);
   std::vector<std::byte> alone(static_cast<std::size_t>(format.scale_bytes));
   for (std::int64_t row = 0; row < x.rows; ++row) {
-    move_scales<Direction::from_plane>(format, plane, alone.data(), x.rows, row);
+    kernels::get_scales(format, plane, x.rows, row, alone.data());
     dequantize_row(format, payload + row * pitch, alone.data(), x.row(row));
   }
 }

@@ -8,14 +8,17 @@
 //   signals   one word per (channel, generation, peer)            SignalWord, 64 bytes apart
 //   counts    [2][ranks]                                          CountHeader + num_count_entries int32
 //   rows      [depth][row_capacity]                               row_pitch bytes a row
+//   scales    [depth]                                             a plane of row_capacity rows' scales
 //   scalars   [depth][row_capacity]                               one fp32 a row
 //   tokens    [depth][token_row_capacity][topk]                   TokenEntry
 //   results   [depth][result_capacity]                            result_pitch bytes a row
 //   result_scalars [depth][row_capacity]                          one fp32 a row
-//   partials  [depth][partial_capacity]                           result_pitch bytes a row
+//   partials  [depth][partial_capacity]                           partial_pitch bytes a row
+//   home_scales [depth][home_capacity]                            home_scale_pitch bytes a row
 //
 // `rows` and what belongs to them are written by peers in dispatch_send and read by this rank;
-// `results` and `partials` are written by this rank and read by their home ranks in combine_recv.
+// `results` and `partials` are written by this rank; what goes home, the partials where there are any,
+// else the results, is read by the home ranks in combine_recv, together with its scales.
 #pragma once
 
 #include <cstddef>
@@ -74,9 +77,10 @@ inline constexpr std::uint32_t kNumChannels = 5;
 // The first fault seen by this rank or told to it, and what waiting ranks need. Offsets are fixed:
 // a peer writes `fault` before it knows anything else.
 struct WindowHeader {
-  std::uint64_t fault;    // 0, or the first cause (pack_fault)
-  std::uint64_t waiting;  // 0, or what this rank sleeps for (pack_waiting): lets others wake it, and
-                          // find the root
+  std::uint64_t fault;  // 0, or the first cause (pack_fault)
+  std::uint64_t
+      waiting;  // 0, or what this rank sleeps for (pack_waiting): lets others wake it, and
+                // find the root
 };
 
 // Counts of one source rank for one plan: a header, then int32 entries: rows for each of the
@@ -103,9 +107,11 @@ struct WindowParams {
   std::uint64_t num_slots = 0;  // of all ranks
   std::uint64_t topk = 0;
   std::uint64_t depth = 0;
-  std::uint64_t row_bytes = 0;  // of one row in `rows`
-  std::uint64_t result_bytes =
-      0;  // of one row in `results` and `partials`; 0: rows cannot be summed
+  std::uint64_t row_bytes = 0;          // of one row in `rows`
+  std::uint64_t scale_plane_bytes = 0;  // of the scales of row_capacity rows; 0: rows have none
+  std::uint64_t result_bytes = 0;       // of one row in `results`; 0: rows cannot be summed
+  std::uint64_t partial_bytes = 0;      // of one row in `partials`
+  std::uint64_t home_scale_bytes = 0;   // of the scales of one row that goes home; 0: it has none
   std::uint64_t row_capacity = 0;
   std::uint64_t token_row_capacity = 0;  // 0: no `tokens` region
   std::uint64_t result_capacity = 0;
@@ -118,8 +124,11 @@ struct WindowLayout {
   std::uint64_t ranks, topk, depth;
   std::uint64_t num_count_entries, counts_stride;
   std::uint64_t row_bytes, row_pitch, row_capacity, token_row_capacity;
-  std::uint64_t result_bytes, result_pitch, result_capacity, partial_capacity, scalar_capacity;
-  std::uint64_t signals, counts, rows, scalars, tokens, results, result_scalars, partials;
+  std::uint64_t result_bytes, result_pitch, result_capacity, scalar_capacity;
+  std::uint64_t partial_bytes, partial_pitch, partial_capacity;
+  std::uint64_t scale_plane_bytes, home_scale_pitch, home_capacity;
+  std::uint64_t signals, counts, rows, scales, scalars, tokens, results, result_scalars, partials,
+      home_scales;
   std::uint64_t bytes;  // of the whole window
 
   // Generations a channel has.
@@ -145,6 +154,10 @@ struct WindowLayout {
                                                       std::uint64_t at) const noexcept {
     return rows + (generation * row_capacity + at) * row_pitch;
   }
+  [[nodiscard]] WHERRY_HD constexpr std::uint64_t scale_plane(
+      std::uint64_t generation) const noexcept {
+    return scales + generation * scale_plane_bytes;
+  }
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t scalar(std::uint64_t generation,
                                                          std::uint64_t at) const noexcept {
     return scalars + (generation * scalar_capacity + at) * sizeof(float);
@@ -163,7 +176,12 @@ struct WindowLayout {
   }
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t partial(std::uint64_t generation,
                                                           std::uint64_t at) const noexcept {
-    return partials + (generation * partial_capacity + at) * result_pitch;
+    return partials + (generation * partial_capacity + at) * partial_pitch;
+  }
+  // The scales of result or partial `at`, whichever goes home.
+  [[nodiscard]] WHERRY_HD constexpr std::uint64_t home_scale(std::uint64_t generation,
+                                                             std::uint64_t at) const noexcept {
+    return home_scales + (generation * home_capacity + at) * home_scale_pitch;
   }
 };
 
@@ -188,8 +206,13 @@ struct WindowLayout {
   l.result_bytes = p.result_bytes;
   l.result_pitch = round_up(p.result_bytes, kRowAlignment);
   l.result_capacity = p.result_capacity;
+  l.partial_bytes = p.partial_bytes;
+  l.partial_pitch = round_up(p.partial_bytes, kRowAlignment);
   l.partial_capacity = p.partial_capacity;
   l.scalar_capacity = p.scalar_capacity;
+  l.scale_plane_bytes = round_up(p.scale_plane_bytes, kRowAlignment);
+  l.home_scale_pitch = round_up(p.home_scale_bytes, kRowAlignment);
+  l.home_capacity = p.partial_capacity != 0 ? p.partial_capacity : p.result_capacity;
 
   std::uint64_t end = sizeof(WindowHeader);
   const auto region = [&end](std::uint64_t bytes) {
@@ -202,11 +225,13 @@ struct WindowLayout {
   l.counts = region(kCountGenerations * p.ranks * l.counts_stride);
   end = end < rows_begin ? rows_begin : end;
   l.rows = region(p.depth * p.row_capacity * l.row_pitch);
+  l.scales = region(p.depth * l.scale_plane_bytes);
   l.scalars = region(p.depth * p.scalar_capacity * sizeof(float));
   l.tokens = region(p.depth * p.token_row_capacity * p.topk * sizeof(TokenEntry));
   l.results = region(p.depth * p.result_capacity * l.result_pitch);
   l.result_scalars = region(p.depth * p.scalar_capacity * sizeof(float));
-  l.partials = region(p.depth * p.partial_capacity * l.result_pitch);
+  l.partials = region(p.depth * p.partial_capacity * l.partial_pitch);
+  l.home_scales = region(p.depth * l.home_capacity * l.home_scale_pitch);
   l.bytes = round_up(end, kRegionAlignment);
   return l;
 }

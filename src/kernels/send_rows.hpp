@@ -1,13 +1,15 @@
 // The walk of dispatch_send over the plan, shared by the CPU kernel sets: they differ in how one row
-// is copied.
+// is converted and copied.
 //
 // The sender writes every copy itself: here the "link" is the host's own memory, and filling further
 // rows from the first copy on the receiver's side would read that copy again.
 #pragma once
 
 #include <cstring>
+#include <vector>
 
 #include "kernels/stages.hpp"
+#include "kernels/wires.hpp"
 
 namespace wherry::kernels {
 
@@ -49,33 +51,76 @@ inline void write_scalar(const DispatchSend& a, std::int64_t first, std::int64_t
   std::memcpy(w.base[a.plan.dest[at]] + w.layout.scalar(w.generation, row), &sum, sizeof(sum));
 }
 
+// The rows of x as they travel: a token is converted once, into memory that stays in the cache while
+// it is copied to its ranks.
+template <typename Quantize>
+class WireSource {
+ public:
+  WireSource(const DispatchSend& send, Quantize quantize)
+      : send_(send),
+        quantize_(quantize),
+        converts_(send.mode.converts_rows() && !send.converted),
+        payload_(bytes(converts_ ? format().payload_bytes : 0)),
+        scales_(bytes(format().scale_bytes)) {}
+
+  // The payload of token `token`, valid until the next call; scales() are its scales.
+  const std::byte* row(std::int64_t token) {
+    const std::byte* const x = send_.x + token * send_.x_pitch;
+    if (converts_) {
+      quantize_(format(), x, payload_.data(), scales_.data());
+      return payload_.data();
+    }
+    if (send_.converted) {
+      get_scales(format(), send_.x_scales, send_.plan.tokens, token, scales_.data());
+    }
+    return x;
+  }
+  [[nodiscard]] const std::byte* scales() const noexcept { return scales_.data(); }
+  [[nodiscard]] const WireFormat& format() const noexcept { return send_.mode.dispatch_wire; }
+
+ private:
+  static std::size_t bytes(std::int64_t count) { return static_cast<std::size_t>(count); }
+
+  const DispatchSend& send_;
+  Quantize quantize_;
+  bool converts_;
+  std::vector<std::byte> payload_;
+  std::vector<std::byte> scales_;
+};
+
 }  // namespace send
 
-// copy_row(to, from, bytes) copies one payload row.
-template <typename CopyRow>
-Moved send_rows(const DispatchSend& a, std::int64_t begin, std::int64_t end, CopyRow copy_row) {
+// quantize(format, x, payload, scales) is the set's quantize_row; copy_row(to, from, bytes) copies one
+// payload row.
+template <typename Quantize, typename CopyRow>
+Moved send_rows(const DispatchSend& a, std::int64_t begin, std::int64_t end, Quantize quantize,
+                CopyRow copy_row) {
   const Windows& w = a.windows;
   const layout::WindowLayout& l = w.layout;
+  send::WireSource source(a, quantize);
   Moved moved;
-  const auto send_row = [&](std::int32_t peer, std::int32_t row, const std::byte* x) {
-    copy_row(w.base[peer] + l.row(w.generation, static_cast<std::uint64_t>(row)), x,
+  const auto send_row = [&](std::int32_t peer, std::int32_t row, const std::byte* payload) {
+    copy_row(w.base[peer] + l.row(w.generation, static_cast<std::uint64_t>(row)), payload,
              static_cast<std::int64_t>(l.row_bytes));
+    put_scales(source.format(), w.base[peer] + l.scale_plane(w.generation),
+               static_cast<std::int64_t>(l.row_capacity), row, source.scales());
     ++moved.rows;
     moved.link_rows += peer != w.rank ? 1 : 0;
   };
   for (std::int64_t token = begin; token < end; ++token) {
-    const std::byte* x = a.x + token * a.x_pitch;
     const std::int64_t first = token * a.plan.topk;
+    const std::byte* payload = nullptr;  // none yet: a token without expert is not converted
     for (std::int64_t at = first; at < first + a.plan.topk; ++at) {
       const std::int32_t peer = a.plan.dest[at];
       if (peer < 0) continue;
+      if (payload == nullptr) payload = source.row(token);
       if (a.mode.sends_entries() && a.plan.token_row[at] >= 0 &&
           send::first_of_rank(a.plan, first, at)) {
         send::write_entries(a, first, at);
-        if (a.mode.sends_token_rows()) send_row(peer, a.plan.token_row[at], x);
+        if (a.mode.sends_token_rows()) send_row(peer, a.plan.token_row[at], payload);
       }
       if (a.plan.row[at] < 0 || a.plan.repeat[at] != 0) continue;
-      if (!a.mode.sends_token_rows()) send_row(peer, a.plan.row[at], x);
+      if (!a.mode.sends_token_rows()) send_row(peer, a.plan.row[at], payload);
       if (a.row_scalars != nullptr) send::write_scalar(a, first, at);
     }
   }

@@ -17,7 +17,8 @@ constexpr KernelSet kReference{"reference",
                                reference::dispatch_recv,
                                reference::combine_send,
                                reference::combine_recv,
-                               reference::copy_row};
+                               reference::quantize_row,
+                               reference::dequantize_row};
 
 }  // namespace
 

@@ -14,6 +14,7 @@
 
 #include "kernels/layout.hpp"
 #include "wherry/exchange.hpp"
+#include "wherry/format.hpp"
 #include "wherry/types.hpp"
 
 namespace wherry::kernels {
@@ -46,6 +47,21 @@ struct Mode {
   SumAt sum_at = SumAt::home;
   DType dtype = DType::bf16;
   std::int64_t hidden = 0;
+  WireFormat dispatch_wire{};  // how rows travel to the experts
+  WireFormat combine_wire{};   // how results (or partials) travel home
+
+  // Rows are converted on the way out, results on the way home.
+  [[nodiscard]] bool converts_rows() const noexcept { return !dispatch_wire.keeps_dtype(); }
+  [[nodiscard]] bool converts_home() const noexcept { return !combine_wire.keeps_dtype(); }
+  // Results lie in the window as the experts made them: home reads them so, or the partials that
+  // are converted instead.
+  [[nodiscard]] bool keeps_results() const noexcept { return !converts_home() || sums_partials(); }
+  // Between sums, before they are rounded, and what travels home.
+  [[nodiscard]] WireFormat sum_format() const noexcept {
+    WireFormat format = combine_wire;
+    format.dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
+    return format;
+  }
 
   // One payload row per (token, rank) instead of per (token, slot).
   [[nodiscard]] constexpr bool sends_token_rows() const noexcept {
@@ -65,15 +81,18 @@ struct Mode {
   }
 };
 
-// dispatch_send, over tokens: x row t to its places in the peers' windows.
+// dispatch_send, over tokens: x row t to its places in the peers' windows, converted to the wire
+// format unless x is in it already.
 struct DispatchSend {
   Windows windows;
   PlanArrays plan;
   Mode mode;
   const std::byte* x = nullptr;
   std::int64_t x_pitch = 0;
-  const float* row_scalars = nullptr;  // [tokens, topk] or null
-  bool streaming = false;              // the rows are more than caches hold: write around them
+  bool converted = false;               // x is in the wire format
+  const std::byte* x_scales = nullptr;  // then: the plane of its scales, of plan.tokens rows
+  const float* row_scalars = nullptr;   // [tokens, topk] or null
+  bool streaming = false;               // the rows are more than caches hold: write around them
 };
 
 // dispatch_recv, over local slots: zero the alignment padding between segments (grouped), or list
@@ -123,9 +142,11 @@ struct KernelSet {
   void (*dispatch_recv)(const DispatchRecv&);
   void (*combine_send)(const CombineSend&, std::int64_t begin, std::int64_t end);
   Moved (*combine_recv)(const CombineRecv&, std::int64_t begin, std::int64_t end);
-  // One row past the caches, as dispatch_send copies it when streaming; benchmarks measure the
-  // floor with it.
-  void (*copy_row)(std::byte* to, const std::byte* from, std::int64_t bytes);
+  // One row to a wire format and back, as wherry/format.hpp defines them.
+  void (*quantize_row)(const WireFormat&, const std::byte* x, std::byte* payload,
+                       std::byte* scales);
+  void (*dequantize_row)(const WireFormat&, const std::byte* payload, const std::byte* scales,
+                         std::byte* x);
 };
 
 // All sets this machine can run, the best first; `reference` is always the last.

@@ -1,5 +1,5 @@
-// From a wire format at run time to the element format and scale rule at compile time, and the
-// scales of one row in memory. Host code.
+// From a wire format at run time to the element format and scale rule at compile time, and where the
+// scales of one row lie: alone, and in the plane of many rows. Host code.
 #pragma once
 
 #include <cstddef>
@@ -79,6 +79,46 @@ inline void put_block_scale(const WireFormat& format, std::byte* scales, std::in
   float scale = 0;
   std::memcpy(&scale, scales + block * 4, 4);
   return scale;
+}
+
+namespace detail {
+
+// fn(offset in the plane, offset among the scales of the row alone, bytes) for each piece that is
+// contiguous in both.
+template <typename Fn>
+void for_scales(const WireFormat& format, std::int64_t rows, std::int64_t row, Fn fn) {
+  if (format.scale_layout == ScaleLayout::row_major) {
+    fn(scale_offset(format, rows, row, 0), std::int64_t{0}, format.scale_bytes);
+    return;
+  }
+  const bool packed = format.scale_layout == ScaleLayout::packed_ue8m0;
+  const std::int64_t blocks = packed ? 4 : 1;  // that lie together
+  const std::int64_t bytes = packed || format.scale_type == ScaleType::f32 ? 4 : 1;
+  for (std::int64_t block = 0; block < format.num_blocks; block += blocks) {
+    fn(scale_offset(format, rows, row, block), block / blocks * bytes, bytes);
+  }
+  if (format.scale_type == ScaleType::e4m3_f32) {
+    fn(row_scale_offset(format, rows, row), format.scale_bytes - 4, std::int64_t{4});
+  }
+}
+
+}  // namespace detail
+
+// Between `alone`, the scales of one row as quantize_row() lays them out, and the plane of `rows`
+// rows. Both do nothing for formats without scales.
+inline void put_scales(const WireFormat& format, std::byte* plane, std::int64_t rows,
+                       std::int64_t row, const std::byte* alone) noexcept {
+  if (!format.quantised()) return;
+  detail::for_scales(format, rows, row, [&](auto at, auto from, auto bytes) {
+    std::memcpy(plane + at, alone + from, static_cast<std::size_t>(bytes));
+  });
+}
+inline void get_scales(const WireFormat& format, const std::byte* plane, std::int64_t rows,
+                       std::int64_t row, std::byte* alone) noexcept {
+  if (!format.quantised()) return;
+  detail::for_scales(format, rows, row, [&](auto at, auto to, auto bytes) {
+    std::memcpy(alone + to, plane + at, static_cast<std::size_t>(bytes));
+  });
 }
 
 }  // namespace wherry::kernels

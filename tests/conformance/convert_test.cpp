@@ -1,21 +1,20 @@
 // Every set of conversion kernels against the reference, bit for bit.
-#include "kernels/convert.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
 #include "kernels/numerics_low.hpp"
+#include "kernels/stages.hpp"
 #include "unit/format/rows.hpp"
 
 namespace wherry::test {
 namespace {
 
-using kernels::ConvertSet;
+using kernels::KernelSet;
 
 // Payload and scales of one row; what the kernels do not write stays 0xEE.
-std::vector<std::byte> quantised(const ConvertSet& set, const WireFormat& format,
+std::vector<std::byte> quantised(const KernelSet& set, const WireFormat& format,
                                  const std::vector<std::byte>& x) {
   std::vector<std::byte> all(static_cast<std::size_t>(format.row_bytes() + 8), std::byte{0xEE});
   const auto scales_at = static_cast<std::size_t>((format.payload_bytes + 3) / 4 * 4);
@@ -23,7 +22,7 @@ std::vector<std::byte> quantised(const ConvertSet& set, const WireFormat& format
   set.quantize_row(format, x.data(), all.data(), all.data() + scales_at);
   return all;
 }
-std::vector<std::byte> dequantised(const ConvertSet& set, const WireFormat& format,
+std::vector<std::byte> dequantised(const KernelSet& set, const WireFormat& format,
                                    const std::vector<std::byte>& payload,
                                    const std::vector<std::byte>& scales) {
   const std::int64_t bytes = format.hidden * dtype_bytes(format.dtype);
@@ -33,9 +32,9 @@ std::vector<std::byte> dequantised(const ConvertSet& set, const WireFormat& form
 }
 
 void expect_same(const WireFormat& format, const std::vector<std::byte>& x) {
-  const ConvertSet& reference = kernels::convert_sets().back();
+  const KernelSet& reference = kernels::available().back();
   const std::vector<std::byte> want = quantised(reference, format, x);
-  for (const ConvertSet& set : kernels::convert_sets()) {
+  for (const KernelSet& set : kernels::available()) {
     const std::vector<std::byte> got = quantised(set, format, x);
     for (std::size_t i = 0; i < want.size(); ++i) {
       ASSERT_EQ(got[i], want[i]) << set.name << " " << name(format.wire) << " from "
@@ -134,7 +133,7 @@ TEST_P(EveryConversion, DividesExactlyAtEveryBoundaryBetweenTwoCodes) {
 }
 
 TEST_P(EveryConversion, DequantisesArbitraryCodesAndScalesAsTheReferenceDoes) {
-  const ConvertSet& reference = kernels::convert_sets().back();
+  const KernelSet& reference = kernels::available().back();
   std::mt19937_64 random(5);
   std::uniform_int_distribution<int> exponent(-140, 127);
   for (const DType dtype : kDTypes) {
@@ -152,20 +151,13 @@ TEST_P(EveryConversion, DequantisesArbitraryCodesAndScalesAsTheReferenceDoes) {
           }
         }
         const auto want = dequantised(reference, format, payload, scales);
-        for (const ConvertSet& set : kernels::convert_sets()) {
+        for (const KernelSet& set : kernels::available()) {
           ASSERT_EQ(dequantised(set, format, payload, scales), want)
               << set.name << " " << name(format.wire) << " to " << name(dtype) << " [" << hidden
               << "]";
         }
       }
     }
-  }
-}
-
-TEST(ConvertSets, TheReferenceIsLastAndEverySetIsFoundByItsName) {
-  EXPECT_EQ(kernels::convert_sets().back().name, "reference");
-  for (const ConvertSet& set : kernels::convert_sets()) {
-    EXPECT_EQ(&kernels::find_convert(set.name), &set);
   }
 }
 

@@ -15,7 +15,8 @@ struct Shape {
   DType dtype;
   std::int64_t hidden;
   std::int64_t tokens;
-  SumAt sum_at = SumAt::home;
+  std::optional<SumAt> sum_at = std::nullopt;
+  Wire wire = Wire::same;  // both ways
 };
 
 // Any bits: NaN with payloads, infinities, subnormals, -0.
@@ -38,6 +39,8 @@ std::vector<std::byte> run(const Shape& shape, std::string_view kernels) {
   config.layout = shape.layout;
   config.reduction = shape.reduction;
   config.sum_at = shape.sum_at;
+  config.dispatch_wire = shape.wire;
+  config.combine_wire = shape.wire;
   config.kernels = kernels;
   config.num_threads = 2;
   run_threads(2, [&](Group& group) {
@@ -50,8 +53,15 @@ std::vector<std::byte> run(const Shape& shape, std::string_view kernels) {
     const std::vector<std::byte> addend = random_bits(bytes, seed + 10);
     Plan plan = exchange.make_plan();
     exchange.plan(batch.routing_of(group.rank()), plan);
-    static_cast<void>(exchange.dispatch(plan, {x.data(), shape.dtype, tokens, shape.hidden}));
-    const TensorView y = exchange.combine_input(plan);
+    const Received received =
+        exchange.dispatch(plan, {x.data(), shape.dtype, tokens, shape.hidden});
+    TensorView y;
+    y.dtype = shape.dtype;
+    y.rows = received.rows.rows;
+    y.cols = shape.hidden;
+    std::vector<std::byte> results(static_cast<std::size_t>(y.rows * row_bytes));
+    y.data = results.data();
+    if (shape.wire == Wire::same) y = exchange.combine_input(plan);
     for (std::int64_t row = 0; row < y.rows; ++row) {
       const auto bits =
           random_bits(static_cast<std::size_t>(row_bytes), seed + 100 + static_cast<unsigned>(row));
@@ -77,10 +87,18 @@ std::vector<Shape> shapes() {
     }
     all.push_back({Layout::tokens, Reduction::by_rank, dtype, 200, 9});
     all.push_back({Layout::slots, Reduction::by_rank, dtype, 200, 9});
-    // More than a mebibyte a rank: streaming stores, aligned rows and rows that are not.
-    all.push_back({Layout::grouped, Reduction::by_rank, dtype, 2048, 700});
-    all.push_back({Layout::grouped, Reduction::by_rank, dtype, 2048, 700, SumAt::expert});
-    all.push_back({Layout::grouped, Reduction::by_token, dtype, 2056, 700});
+    // More than the 4 MiB a rank from which stores are streamed: aligned rows and rows that are not.
+    const std::int64_t tokens = 3400 * 2 / dtype_bytes(dtype);
+    all.push_back({Layout::grouped, Reduction::by_rank, dtype, 1024, tokens});
+    all.push_back({Layout::grouped, Reduction::by_rank, dtype, 1024, tokens, SumAt::expert});
+    all.push_back({Layout::grouped, Reduction::by_token, dtype, 1032, tokens});
+  }
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    for (const Wire wire : {Wire::f16, Wire::e4m3_block128, Wire::mxfp8_e4m3, Wire::int8_token}) {
+      all.push_back({Layout::grouped, Reduction::by_token, dtype, 257, 9, {}, wire});
+      all.push_back({Layout::grouped, Reduction::by_rank, dtype, 520, 9, {}, wire});
+      all.push_back({Layout::tokens, Reduction::by_rank, dtype, 200, 9, {}, wire});
+    }
   }
   return all;
 }

@@ -13,7 +13,12 @@ HWY_BEFORE_NAMESPACE();
 namespace wherry::kernels::cpu {
 namespace HWY_NAMESPACE {
 
+// convert.cpp
+void quantize_row(const WireFormat& format, const std::byte* x, std::byte* payload,
+                  std::byte* scales);
+
 HWY_ATTR void combine_send(const CombineSend& a, std::int64_t begin, std::int64_t end) {
+  SumRows wide(a.mode, 1);
   with_element(a.mode.dtype, [&]<DType kType>() HWY_ATTR {
     RowSum sums[2];
     if (begin < end) find_partial_rows(a, begin, sums[begin % 2]);
@@ -21,8 +26,15 @@ HWY_ATTR void combine_send(const CombineSend& a, std::int64_t begin, std::int64_
       RowSum& next = sums[(row + 1) % 2];
       next.count = 0;
       if (row + 1 < end) find_partial_rows(a, row + 1, next);
-      sum_row<kType>(sums[row % 2], SumRule::weighted, nullptr, partial_row(a, row), a.mode.hidden,
-                     a.streaming, next);
+      std::byte* const partial = partial_row(a, row);
+      if (a.mode.converts_home()) {  // what is quantised is the sum, not the sum rounded to kType
+        sum_row<kType, sum_dtype(kType)>(sums[row % 2], SumRule::weighted, nullptr, wide.row(0),
+                                         a.mode.hidden, false, next);
+        quantize_row(wide.format(), wide.row(0), partial, partial_scale(a, row));
+      } else {
+        sum_row<kType>(sums[row % 2], SumRule::weighted, nullptr, partial, a.mode.hidden,
+                       a.streaming, next);
+      }
     }
   });
   if (a.streaming) hwy::FlushStream();

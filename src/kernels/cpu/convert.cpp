@@ -1,7 +1,5 @@
 // Conversions between rows and wire formats by vectors: every wire of 8 bits. The others (nvfp4, and
 // the unquantised ones, which are copies but for a change of dtype) are the reference's.
-#include "kernels/convert.hpp"
-
 #include "kernels/cpu/targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,6 +8,8 @@
 #include <hwy/highway.h>
 
 #include "kernels/cpu/convert-inl.hpp"
+#include "kernels/cpu/cpu.hpp"
+#include "kernels/reference/reference.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace wherry::kernels::cpu {
@@ -64,14 +64,11 @@ namespace wherry::kernels::cpu {
 HWY_EXPORT(quantize_row);
 HWY_EXPORT(dequantize_row);
 
-std::vector<ConvertSet> convert_sets() {
-  std::vector<ConvertSet> result;
-  for (const Target& target : kTargets) {
-    if ((hwy::SupportedTargets() & HWY_TARGETS & target.bits) == 0) continue;
-    result.push_back({target.name, WHERRY_FOR_TARGET(quantize_row, target.bits),
-                      WHERRY_FOR_TARGET(dequantize_row, target.bits)});
-  }
-  return result;
+QuantizeRowFn quantize_row_for(std::int64_t target) {
+  return WHERRY_FOR_TARGET(quantize_row, target);
+}
+DequantizeRowFn dequantize_row_for(std::int64_t target) {
+  return WHERRY_FOR_TARGET(dequantize_row, target);
 }
 
 }  // namespace wherry::kernels::cpu

@@ -15,19 +15,20 @@ HWY_BEFORE_NAMESPACE();
 namespace wherry::kernels::cpu {
 namespace HWY_NAMESPACE {
 
+// convert.cpp
+void quantize_row(const WireFormat& format, const std::byte* x, std::byte* payload,
+                  std::byte* scales);
+
 HWY_ATTR Moved dispatch_send(const DispatchSend& a, std::int64_t begin, std::int64_t end) {
   if (!a.streaming) {
-    return send_rows(a, begin, end, [](std::byte* to, const std::byte* from, std::int64_t bytes) {
+    const auto copy_row = [](std::byte* to, const std::byte* from, std::int64_t bytes) {
       std::memcpy(to, from, static_cast<std::size_t>(bytes));
-    });
+    };
+    return send_rows(a, begin, end, quantize_row, copy_row);
   }
-  const Moved moved = send_rows(a, begin, end, stream_row);
+  const Moved moved = send_rows(a, begin, end, quantize_row, stream_row);
   hwy::FlushStream();
   return moved;
-}
-
-HWY_ATTR void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  stream_row(to, from, bytes);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -39,12 +40,10 @@ HWY_AFTER_NAMESPACE();
 namespace wherry::kernels::cpu {
 
 HWY_EXPORT(dispatch_send);
-HWY_EXPORT(copy_row);
 
 DispatchSendFn dispatch_send_for(std::int64_t target) {
   return WHERRY_FOR_TARGET(dispatch_send, target);
 }
-CopyRowFn copy_row_for(std::int64_t target) { return WHERRY_FOR_TARGET(copy_row, target); }
 
 }  // namespace wherry::kernels::cpu
 #endif

@@ -13,7 +13,7 @@ std::vector<KernelSet> sets() {
     if ((hwy::SupportedTargets() & HWY_TARGETS & target.bits) == 0) continue;
     result.push_back({target.name, dispatch_send_for(target.bits), reference::dispatch_recv,
                       combine_send_for(target.bits), combine_recv_for(target.bits),
-                      copy_row_for(target.bits)});
+                      quantize_row_for(target.bits), dequantize_row_for(target.bits)});
   }
   return result;
 }

@@ -126,10 +126,11 @@ struct Vectors<DType::f16> {
 };
 
 // One block of four vectors: enough independent sums to hide the latency of the multiply-add.
-template <DType kType, SumRule kRule, bool kStream>
+template <DType kType, DType kOut, SumRule kRule, bool kStream>
 HWY_INLINE void sum_block(const RowSum& sum, const std::byte* addend, std::byte* out,
                           std::size_t h) {
   using X = Vectors<kType>;
+  using Y = Vectors<kOut>;
   const typename X::D d;
   const std::size_t lanes = hn::Lanes(d);
   auto s0 = hn::Zero(d);
@@ -140,25 +141,25 @@ HWY_INLINE void sum_block(const RowSum& sum, const std::byte* addend, std::byte*
   [[maybe_unused]] auto t1 = s1;
   [[maybe_unused]] auto t2 = s2;
   [[maybe_unused]] auto t3 = s3;
-  const auto add = [&](const std::byte* row, auto into) HWY_ATTR {
-    s0 = into(X::load(row, h), s0);
-    s1 = into(X::load(row, h + lanes), s1);
-    s2 = into(X::load(row, h + 2 * lanes), s2);
-    s3 = into(X::load(row, h + 3 * lanes), s3);
+  const auto add = [&]<typename Load>(Load, const std::byte* row, auto into) HWY_ATTR {
+    s0 = into(Load::load(row, h), s0);
+    s1 = into(Load::load(row, h + lanes), s1);
+    s2 = into(Load::load(row, h + 2 * lanes), s2);
+    s3 = into(Load::load(row, h + 3 * lanes), s3);
   };
   for (int i = 0; i < sum.count; ++i) {
     if constexpr (kRule == SumRule::plain) {
-      add(sum.rows[i], [&](auto v, auto s) HWY_ATTR { return hn::Add(s, v); });
+      add(X(), sum.rows[i], [&](auto v, auto s) HWY_ATTR { return hn::Add(s, v); });
     } else {
       const auto weight = hn::Set(d, static_cast<hn::TFromD<typename X::D>>(sum.weights[i]));
-      add(sum.rows[i], [&](auto v, auto s) HWY_ATTR { return hn::MulAdd(weight, v, s); });
+      add(X(), sum.rows[i], [&](auto v, auto s) HWY_ATTR { return hn::MulAdd(weight, v, s); });
     }
     if constexpr (kRule == SumRule::per_rank) {
       if (!sum.ends_rank[i]) continue;
-      t0 = hn::Add(t0, X::rounded(s0));
-      t1 = hn::Add(t1, X::rounded(s1));
-      t2 = hn::Add(t2, X::rounded(s2));
-      t3 = hn::Add(t3, X::rounded(s3));
+      t0 = hn::Add(t0, Y::rounded(s0));
+      t1 = hn::Add(t1, Y::rounded(s1));
+      t2 = hn::Add(t2, Y::rounded(s2));
+      t3 = hn::Add(t3, Y::rounded(s3));
       s0 = s1 = s2 = s3 = hn::Zero(d);
     }
   }
@@ -168,9 +169,9 @@ HWY_INLINE void sum_block(const RowSum& sum, const std::byte* addend, std::byte*
     s2 = t2;
     s3 = t3;
   }
-  if (addend != nullptr) add(addend, [&](auto v, auto s) HWY_ATTR { return hn::Add(s, v); });
-  X::template store_pair<kStream>(s0, s1, out, h);
-  X::template store_pair<kStream>(s2, s3, out, h + 2 * lanes);
+  if (addend != nullptr) add(Y(), addend, [&](auto v, auto s) HWY_ATTR { return hn::Add(s, v); });
+  Y::template store_pair<kStream>(s0, s1, out, h);
+  Y::template store_pair<kStream>(s2, s3, out, h + 2 * lanes);
 }
 
 inline constexpr std::size_t kCacheLine = 64;
@@ -184,7 +185,7 @@ HWY_INLINE void prefetch_rows(const RowSum& next, std::size_t byte, std::size_t 
   }
 }
 
-template <DType kType, SumRule kRule, bool kStream>
+template <DType kType, DType kOut, SumRule kRule, bool kStream>
 HWY_ATTR void sum_row_as(const RowSum& sum, const std::byte* addend, std::byte* out,
                          std::int64_t hidden, const RowSum& next) {
   const typename Vectors<kType>::D d;
@@ -194,20 +195,21 @@ HWY_ATTR void sum_row_as(const RowSum& sum, const std::byte* addend, std::byte* 
   std::size_t h = 0;
   for (; h + block <= size; h += block) {
     prefetch_rows(next, h * kElement, block * kElement);
-    sum_block<kType, kRule, kStream>(sum, addend, out, h);
+    sum_block<kType, kOut, kRule, kStream>(sum, addend, out, h);
   }
-  reference::sum_rows<kType>(sum, kRule, addend, out, static_cast<std::int64_t>(h), hidden);
+  reference::sum_rows<kType, kOut>(sum, kRule, addend, out, static_cast<std::int64_t>(h), hidden);
 }
 
-// Streams only to aligned rows. Rows of `next` (may be empty) are prefetched.
-template <DType kType>
+// Rows of kType to addend and out of kOut, as reference::sum_rows(). Streams only to aligned rows.
+// Rows of `next` (may be empty) are prefetched.
+template <DType kType, DType kOut = kType>
 HWY_ATTR void sum_row(const RowSum& sum, SumRule rule, const std::byte* addend, std::byte* out,
                       std::int64_t hidden, bool streaming, const RowSum& next) {
   const hn::ScalableTag<std::uint8_t> bytes;
   const bool stream = streaming && reinterpret_cast<std::uintptr_t>(out) % hn::Lanes(bytes) == 0;
   const auto run = [&]<SumRule kRule>() HWY_ATTR {
-    stream ? sum_row_as<kType, kRule, true>(sum, addend, out, hidden, next)
-           : sum_row_as<kType, kRule, false>(sum, addend, out, hidden, next);
+    stream ? sum_row_as<kType, kOut, kRule, true>(sum, addend, out, hidden, next)
+           : sum_row_as<kType, kOut, kRule, false>(sum, addend, out, hidden, next);
   };
   switch (rule) {
     case SumRule::weighted: run.template operator()<SumRule::weighted>(); return;

@@ -1,13 +1,12 @@
 // Conversions between rows and wire formats, element by element: the definition that every other
 // kernel must equal bit by bit.
-#include "kernels/convert.hpp"
-
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/numerics_low.hpp"
 #include "kernels/reference/convert_blocks.hpp"
 #include "kernels/reference/elements.hpp"
+#include "kernels/reference/reference.hpp"
 #include "kernels/wires.hpp"
 
 namespace wherry::kernels::reference {

@@ -1,8 +1,10 @@
 // dispatch_recv: what is left to do for rows that have arrived in their final places.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/reference/reference.hpp"
+#include "kernels/wires.hpp"
 
 namespace wherry::kernels::reference {
 
@@ -11,10 +13,14 @@ namespace {
 // A GEMM reads whole segments: padding rows must not carry NaN of an earlier step.
 void zero_padding(const DispatchRecv& a) {
   const Windows& w = a.windows;
+  const WireFormat& format = a.mode.dispatch_wire;
+  const std::vector<std::byte> no_scales(static_cast<std::size_t>(format.scale_bytes));
   for (std::size_t s = 0; s < a.slot_counts.size(); ++s) {
     for (std::int64_t row = a.slot_begin[s] + a.slot_counts[s]; row < a.slot_begin[s + 1]; ++row) {
       const auto at = static_cast<std::uint64_t>(row);
       std::memset(w.base[w.rank] + w.layout.row(w.generation, at), 0, w.layout.row_pitch);
+      put_scales(format, w.base[w.rank] + w.layout.scale_plane(w.generation),
+                 static_cast<std::int64_t>(w.layout.row_capacity), row, no_scales.data());
       std::memset(w.base[w.rank] + w.layout.scalar(w.generation, at), 0, sizeof(float));
     }
   }

@@ -47,6 +47,11 @@ struct Element<DType::f64> {
   static Stored store(Sum value) noexcept { return canonical(value); }
 };
 
+// The dtype in which rows of a dtype are summed.
+[[nodiscard]] constexpr DType sum_dtype(DType dtype) noexcept {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
 // Calls fn.template operator()<kType>() for the dtype. raw has no elements: nothing is called.
 template <typename Fn>
 void with_element(DType dtype, Fn fn) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/reference/elements.hpp"
 #include "kernels/result_rows.hpp"
@@ -33,12 +34,13 @@ template <DType kType>
 }
 
 // out[h] = round(sum of the rows by `rule` (+ addend[h])) for elements [begin, end); addend may be
-// null.
-template <DType kType>
+// null. Rows are of kType, addend and out of kOut; where these differ, kType is the type of sums.
+template <DType kType, DType kOut = kType>
 void sum_rows(const RowSum& sum, SumRule rule, const std::byte* addend, std::byte* out,
               std::int64_t begin, std::int64_t end) {
-  using E = Element<kType>;
+  using E = Element<kOut>;
   using Stored = typename E::Stored;
+  static_assert(std::is_same_v<typename E::Sum, typename Element<kType>::Sum>);
   for (std::int64_t h = begin; h < end; ++h) {
     typename E::Sum acc = sum_element<kType>(sum, rule, h);
     if (addend != nullptr) acc = acc + E::load(reinterpret_cast<const Stored*>(addend)[h]);

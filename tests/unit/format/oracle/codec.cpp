@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/convert.hpp"
 #include "kernels/numerics_low.hpp"
+#include "kernels/stages.hpp"
 #include "wherry/format.hpp"
 
 namespace {
@@ -120,7 +120,7 @@ int main(int argc, char** argv) try {
   } else if (command == "quantize" || command == "dequantize") {
     rows(command == "quantize", {args.begin() + 1, args.end()});
   } else if (command == "kernels") {
-    for (const kernels::ConvertSet& set : kernels::convert_sets()) fmt::print("{}\n", set.name);
+    for (const kernels::KernelSet& set : kernels::available()) fmt::print("{}\n", set.name);
   } else {
     throw std::runtime_error("unknown command " + command);
   }

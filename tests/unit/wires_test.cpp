@@ -1,0 +1,417 @@
+// Number formats on the way: rows that are quantised inside dispatch, and results inside combine.
+// What one conversion gives is proven elsewhere (unit/format); here every row must arrive as exactly
+// that, and sums must be those of the definition.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/layer.hpp"
+#include "unit/format/rows.hpp"
+
+namespace wherry::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Rows in a wire format with the plane of their scales.
+struct Wired {
+  WireFormat format;
+  std::vector<std::byte> payload;
+  std::vector<std::byte> scales;
+
+  [[nodiscard]] ConstTensorView view(std::int64_t rows) const {
+    const bool quantised = format.quantised();
+    ConstTensorView v;
+    v.data = payload.data();
+    v.dtype = quantised ? DType::raw : DType::bf16;
+    v.rows = rows;
+    v.cols = quantised ? format.payload_bytes : format.hidden;
+    return v;
+  }
+};
+
+template <typename T>
+Wired wired(const WireFormat& format, std::vector<T>& x) {
+  const auto rows = static_cast<std::int64_t>(x.size()) / format.hidden;
+  Wired result{format, {}, {}};
+  result.payload.resize(static_cast<std::size_t>(rows * format.payload_bytes));
+  result.scales.resize(static_cast<std::size_t>(scale_plane_bytes(format, rows)));
+  if (rows == 0) return result;
+  quantize(format, view(x, format.hidden),
+           {result.payload.data(), result.scales.data(), rows, format.payload_bytes});
+  return result;
+}
+
+// What x is worth after it has travelled, in elements of `To`.
+template <typename To, typename T>
+std::vector<To> after_travel(WireFormat format, std::vector<T> x) {
+  const Wired there = wired(format, x);
+  std::vector<To> back(x.size());
+  if (x.empty()) return back;
+  const auto rows = static_cast<std::int64_t>(x.size()) / format.hidden;
+  format.dtype = Codec<To>::dtype;
+  dequantize(format, {there.payload.data(), there.scales.data(), rows, format.payload_bytes},
+             view(back, format.hidden));
+  return back;
+}
+
+// The layer by its definition, one token: what each expert gets is the token after its travel, what
+// is summed are results (by_token) or sums of a rank (by_rank) after theirs, unrounded.
+template <typename T>
+std::vector<T> dense(const Exchange& exchange, const Batch& batch, std::int64_t token) {
+  const ExchangeConfig& config = exchange.config();
+  const auto hidden = static_cast<std::size_t>(batch.hidden);
+  std::vector<T> x;
+  for (std::int64_t h = 0; h < batch.hidden; ++h) x.push_back(token_value<T>(token, h));
+  x = after_travel<T>(wire_format(config.dispatch_wire, config.dtype, batch.hidden), x);
+  const auto result_of = [&](int expert) {
+    std::vector<T> y(x);
+    for (T& value : y) value = expert_value<T>(expert, value);
+    return y;
+  };
+  const auto rank_of = [&](int expert) {
+    const Placement& placement = exchange.placement();
+    return placement.slot_to_rank()[static_cast<std::size_t>(placement.slots_of(expert)[0])];
+  };
+  const bool by_token = config.effective_reduction() == Reduction::by_token;
+  std::vector<float> total(hidden, 0.0F);
+  for (int rank = 0; rank < (by_token ? 1 : exchange.size()); ++rank) {
+    std::vector<float> acc(hidden, 0.0F);
+    bool any = false;
+    for (int k = 0; k < batch.topk; ++k) {
+      const auto at = static_cast<std::size_t>(token * batch.topk + k);
+      if (batch.ids[at] < 0 || (!by_token && rank_of(batch.ids[at]) != rank)) continue;
+      any = true;
+      std::vector<float> y;
+      for (const T value : result_of(batch.ids[at])) y.push_back(Codec<T>::load(value));
+      if (by_token) {  // the expert rounded to T: that is what is converted
+        const auto format = wire_format(config.combine_wire, config.dtype, batch.hidden);
+        y = after_travel<float>(format, result_of(batch.ids[at]));
+      }
+      for (std::size_t h = 0; h < hidden; ++h) acc[h] = std::fma(batch.weights[at], y[h], acc[h]);
+    }
+    if (by_token) {
+      total = acc;
+    } else if (any && config.layout == Layout::tokens) {  // the caller has summed, and rounded to T
+      std::vector<T> sum;
+      for (const float value : acc) sum.push_back(Codec<T>::store(value));
+      const auto home =
+          after_travel<float>(wire_format(config.combine_wire, config.dtype, batch.hidden), sum);
+      for (std::size_t h = 0; h < hidden; ++h) total[h] += home[h];
+    } else if (any) {
+      const Wire wire =
+          config.combine_wire == Wire::same ? wire_named(name(config.dtype)) : config.combine_wire;
+      const auto home = after_travel<float>(wire_format(wire, DType::f32, batch.hidden), acc);
+      for (std::size_t h = 0; h < hidden; ++h) total[h] += home[h];
+    }
+  }
+  std::vector<T> out;
+  for (const float value : total) out.push_back(Codec<T>::store(value));
+  return out;
+}
+
+// Every received row, at home, belongs to some token; its bytes must be that token's, converted.
+template <typename T>
+void expect_converted_rows(const Exchange& exchange, const Batch& batch, const Received& received) {
+  const WireFormat& format = received.wire;
+  std::vector<T> all;
+  for (std::int64_t t = 0; t < batch.tokens(); ++t) {
+    for (std::int64_t h = 0; h < batch.hidden; ++h) all.push_back(token_value<T>(t, h));
+  }
+  const Wired want = wired(wire_format(format.wire, format.dtype, batch.hidden), all);
+  const auto payload_of = [&](std::int64_t token) {
+    return std::span(want.payload)
+        .subspan(static_cast<std::size_t>(token * format.payload_bytes),
+                 static_cast<std::size_t>(format.payload_bytes));
+  };
+  for (std::size_t s = 0; s < received.slot_counts.size(); ++s) {
+    const std::int64_t begin =
+        exchange.config().layout == Layout::tokens ? 0 : received.slot_begin[s];
+    const std::int64_t end = exchange.config().layout == Layout::tokens
+                                 ? received.rows.rows
+                                 : begin + received.slot_counts[s];
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::span got(received.rows.row<std::byte>(row),
+                          static_cast<std::size_t>(format.payload_bytes));
+      std::int64_t token = 0;
+      while (token < batch.tokens() && !std::ranges::equal(got, payload_of(token))) ++token;
+      expect(token < batch.tokens(), fmt::format("row {} is no token", row));
+      if (!format.quantised()) continue;
+      // Scales compared through what the row is worth, in every layout of scales.
+      std::vector<float> got_values(static_cast<std::size_t>(batch.hidden));
+      std::vector<float> want_values(got_values.size());
+      WireFormat wide = format;
+      wide.dtype = DType::f32;
+      std::vector<std::byte> scales(static_cast<std::size_t>(format.scale_bytes));
+      for (std::int64_t b = 0; b < format.num_blocks; ++b) {
+        const std::int64_t bytes = format.scale_type == ScaleType::f32 ? 4 : 1;
+        std::memcpy(scales.data() + b * bytes,
+                    static_cast<const std::byte*>(received.scales) +
+                        scale_offset(format, received.scale_rows, row, b),
+                    static_cast<std::size_t>(bytes));
+      }
+      if (format.scale_type == ScaleType::e4m3_f32) {
+        std::memcpy(scales.data() + format.scale_bytes - 4,
+                    static_cast<const std::byte*>(received.scales) +
+                        row_scale_offset(format, received.scale_rows, row),
+                    4);
+      }
+      dequantize_row(wide, got.data(), scales.data(), got_values.data());
+      std::vector<T> x(all.begin() + token * batch.hidden,
+                       all.begin() + (token + 1) * batch.hidden);
+      want_values =
+          after_travel<float>(wire_format(format.wire, format.dtype, batch.hidden), std::move(x));
+      expect(got_values == want_values, fmt::format("row {}: the scales are not its own", row));
+    }
+  }
+}
+
+// plan, dispatch (rows as they travel, then converted back), experts, combine; verified.
+template <typename T>
+void run_and_verify_wired(Group& group, const Batch& batch, ExchangeConfig config) {
+  config.dtype = Codec<T>::dtype;
+  Exchange exchange(group, config);
+  const int rank = group.rank();
+  Plan plan = exchange.make_plan();
+  exchange.plan(batch.routing_of(rank), plan);
+  std::vector<T> x = tokens_of<T>(batch, rank);
+  std::vector<T> out(x.size());
+  const Received wire_rows = exchange.dispatch(plan, view(x, batch.hidden));
+  expect_converted_rows<T>(exchange, batch, wire_rows);
+  exchange.release(wire_rows);
+
+  const std::int64_t rows = wire_rows.rows.rows;
+  std::vector<T> mine(static_cast<std::size_t>(rows * batch.hidden));
+  std::vector<T> y(mine.size());
+  const Received received =
+      exchange.dispatch(plan, view(x, batch.hidden), {.out = view(mine, batch.hidden)});
+  expect(received.rows.dtype == Codec<T>::dtype && received.scales == nullptr, "converted back");
+  apply_experts<T>(exchange, received, view(y, batch.hidden));
+  exchange.combine(plan, view(y, batch.hidden), view(out, batch.hidden));
+  for (std::int64_t t = 0; t < batch.tokens_of(rank); ++t) {
+    const std::int64_t token = batch.token_begin[static_cast<std::size_t>(rank)] + t;
+    const std::vector<T> want = dense<T>(exchange, batch, token);
+    const std::span got(out.data() + t * batch.hidden, want.size());
+    expect(std::ranges::equal(std::as_bytes(std::span(want)), std::as_bytes(got)),
+           fmt::format("rank {}, token {} differs", rank, token));
+  }
+  const Traffic traffic = exchange.traffic();
+  expect(traffic.dispatch_bytes == traffic.dispatch_rows * wire_rows.wire.row_bytes(),
+         "bytes of the wire, scales included");
+}
+
+struct LegalPair {
+  Layout layout;
+  Reduction reduction;
+};
+constexpr LegalPair kLegalPairs[] = {{Layout::grouped, Reduction::by_token},
+                                     {Layout::grouped, Reduction::by_rank},
+                                     {Layout::tokens, Reduction::by_rank},
+                                     {Layout::slots, Reduction::by_token},
+                                     {Layout::slots, Reduction::by_rank}};
+
+class EveryWire : public testing::TestWithParam<Wire> {};
+INSTANTIATE_TEST_SUITE_P(Exchange, EveryWire, testing::ValuesIn(kQuantisedWires),
+                         [](const auto& wire) { return std::string(name(wire.param)); });
+
+TEST_P(EveryWire, GoesOutAndHomeInEveryLegalPair) {
+  const Batch batch = make_batch(19, 3, 7, 3, 200, 81, 0.2);
+  for (const LegalPair& pair : kLegalPairs) {
+    SCOPED_TRACE(fmt::format("{} {}", name(pair.layout), name(pair.reduction)));
+    ExchangeConfig config = config_for(batch);
+    config.layout = pair.layout;
+    config.reduction = pair.reduction;
+    config.dispatch_wire = GetParam();
+    config.combine_wire = GetParam();
+    EXPECT_NO_THROW(run_threads(3, [&](Group& group) {
+      run_and_verify_wired<Bf16>(group, batch, config);
+      run_and_verify_wired<float>(group, batch, config);
+    }));
+  }
+}
+
+TEST_P(EveryWire, CarriesItsScalesInEveryLayoutTheyHave) {
+  const Batch batch = make_batch(19, 3, 7, 3, 400, 82);
+  for (const ScaleLayout scale_layout :
+       {ScaleLayout::row_major, ScaleLayout::column_major, ScaleLayout::packed_ue8m0}) {
+    try {
+      static_cast<void>(wire_format(GetParam(), DType::bf16, batch.hidden, scale_layout));
+    } catch (const Error&) {
+      continue;  // not a power of two
+    }
+    SCOPED_TRACE(std::string(name(scale_layout)));
+    ExchangeConfig config = config_for(batch);
+    config.dispatch_wire = GetParam();
+    config.scale_layout = scale_layout;
+    EXPECT_NO_THROW(
+        run_threads(3, [&](Group& group) { run_and_verify_wired<Bf16>(group, batch, config); }));
+  }
+}
+
+TEST_P(EveryWire, PassesThroughRowsThatTheCallerHasConverted) {
+  const Batch batch = make_batch(19, 2, 7, 3, 200, 83);
+  ExchangeConfig config = config_for(batch);
+  config.dispatch_wire = GetParam();
+  config.scale_layout = ScaleLayout::column_major;
+  run_threads(2, [&](Group& group) {
+    Exchange exchange(group, config);
+    Plan plan = exchange.make_plan();
+    exchange.plan(batch.routing_of(group.rank()), plan);
+    std::vector<Bf16> x = tokens_of<Bf16>(batch, group.rank());
+    const auto format = wire_format(GetParam(), DType::bf16, 200, ScaleLayout::column_major);
+    const Wired converted = wired(format, x);
+    const Received r = exchange.dispatch(plan, converted.view(plan.tokens()),
+                                         {.x_scales = converted.scales.data()});
+    expect_converted_rows<Bf16>(exchange, batch, r);
+  });
+}
+
+TEST(Wires, OtherDTypesOnTheWayRoundOnce) {
+  const Batch batch = make_batch(19, 3, 7, 3, 24, 84, 0.2);
+  for (const LegalPair& pair : kLegalPairs) {
+    ExchangeConfig config = config_for(batch);
+    config.layout = pair.layout;
+    config.reduction = pair.reduction;
+    config.dispatch_wire = Wire::bf16;
+    config.combine_wire = Wire::f16;
+    EXPECT_NO_THROW(
+        run_threads(3, [&](Group& group) { run_and_verify_wired<float>(group, batch, config); }));
+    config.dispatch_wire = Wire::f32;
+    config.combine_wire = Wire::f32;
+    EXPECT_NO_THROW(
+        run_threads(3, [&](Group& group) { run_and_verify_wired<Bf16>(group, batch, config); }));
+  }
+}
+
+TEST(Wires, ByTokenGivesTheSameBitsForAnyNumberOfRanks) {
+  ExchangeConfig config;
+  std::vector<std::vector<Bf16>> outputs;
+  for (const int ranks : {1, 2, 4}) {
+    const Batch batch = make_batch(24, ranks, 8, 3, 256, 85);
+    config = config_for(batch);
+    config.dispatch_wire = Wire::e4m3_block128;
+    config.combine_wire = Wire::e4m3_block128;
+    std::vector<Bf16>& all = outputs.emplace_back(static_cast<std::size_t>(24 * 256));
+    run_threads(ranks, [&](Group& group) {
+      Exchange exchange(group, config);
+      Plan plan = exchange.make_plan();
+      exchange.plan(batch.routing_of(group.rank()), plan);
+      std::vector<Bf16> x = tokens_of<Bf16>(batch, group.rank());
+      std::vector<Bf16> mine(
+          static_cast<std::size_t>(plan.to_host().slot_begin.back() * batch.hidden));
+      std::vector<Bf16> y(mine.size());
+      const Received r = exchange.dispatch(plan, view(x, 256), {.out = view(mine, 256)});
+      apply_experts<Bf16>(exchange, r, view(y, 256));
+      TensorView out = view(x, 256);
+      out.data = all.data() + batch.token_begin[static_cast<std::size_t>(group.rank())] * 256;
+      exchange.combine(plan, view(y, 256), out);
+    });
+  }
+  for (const auto& other : outputs) {
+    EXPECT_TRUE(std::ranges::equal(std::as_bytes(std::span(other)),
+                                   std::as_bytes(std::span(outputs.front()))));
+  }
+}
+
+TEST(Wires, PaddingRowsAndTheirScalesAreZero) {
+  const Batch batch = make_batch(11, 2, 4, 2, 200, 86);
+  ExchangeConfig config = config_for(batch);
+  config.alignment = 8;
+  for (const ScaleLayout scale_layout : {ScaleLayout::row_major, ScaleLayout::packed_ue8m0}) {
+    config.dispatch_wire = Wire::e4m3_block128_pow2;
+    config.scale_layout = scale_layout;
+    run_threads(2, [&](Group& group) {
+      Exchange exchange(group, config);
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        Plan plan = exchange.make_plan();
+        exchange.plan(batch.routing_of(group.rank()), plan);
+        std::vector<Bf16> x = tokens_of<Bf16>(batch, group.rank());
+        const Received r = exchange.dispatch(plan, view(x, 200));
+        for (std::size_t s = 0; s < r.slot_counts.size(); ++s) {
+          for (std::int64_t row = r.slot_begin[s] + r.slot_counts[s]; row < r.slot_begin[s + 1];
+               ++row) {
+            for (std::int64_t i = 0; i < r.wire.payload_bytes; ++i) {
+              expect(r.rows.row<std::uint8_t>(row)[i] == 0, "a padding row has a payload");
+            }
+            for (std::int64_t b = 0; b < r.wire.num_blocks; ++b) {
+              const auto* at = static_cast<const std::uint8_t*>(r.scales) +
+                               scale_offset(r.wire, r.scale_rows, row, b);
+              expect(*at == 0, "a padding row has a scale");
+            }
+          }
+        }
+        // What an earlier step may have left there.
+        std::memset(r.rows.data, 0xFF, static_cast<std::size_t>(r.rows.rows * r.rows.pitch()));
+        std::memset(const_cast<void*>(r.scales), 0xFF,
+                    static_cast<std::size_t>(scale_plane_bytes(r.wire, r.scale_rows)));
+        exchange.release(r);
+      }
+    });
+  }
+}
+
+// The message of the Error that `call` must throw on rank 0.
+template <typename Call>
+std::string refusal(ErrorCode code, const ExchangeConfig& config, const Batch& batch, Call call) {
+  std::string message;
+  run_threads(1, [&](Group& group) {
+    try {
+      Exchange exchange(group, config);
+      Plan plan = exchange.make_plan();
+      exchange.plan(batch.routing_of(0), plan);
+      call(exchange, plan);
+    } catch (const Error& error) {
+      message = error.what();
+      expect(error.code() == code, message);
+    }
+  });
+  return message;
+}
+
+TEST(Wires, WhatDoesNotFitIsRefusedWithWhatIsAllowed) {
+  const Batch batch = make_batch(5, 1, 4, 2, 200, 87);
+  const auto nothing = [](Exchange&, Plan&) {};
+  ExchangeConfig config = config_for(batch, DType::f64);
+  config.dispatch_wire = Wire::nvfp4;
+  EXPECT_THAT(refusal(ErrorCode::bad_argument, config, batch, nothing),
+              HasSubstr("dispatch_wire is nvfp4"));
+  config = config_for(batch);
+  config.scale_layout = ScaleLayout::packed_ue8m0;
+  config.dispatch_wire = Wire::e4m3_block128;
+  EXPECT_THAT(refusal(ErrorCode::bad_argument, config, batch, nothing), HasSubstr("packed_ue8m0"));
+  config = config_for(batch);
+  config.reduction = Reduction::by_rank;
+  config.combine_wire = Wire::mxfp8_e4m3;
+  config.sum_at = SumAt::home;
+  EXPECT_THAT(refusal(ErrorCode::bad_argument, config, batch, nothing), HasSubstr("sum_at expert"));
+  config = config_for(batch);
+  config.combine_wire = Wire::e4m3_block128;
+  EXPECT_THAT(refusal(ErrorCode::unsupported, config, batch,
+                      [&](Exchange& exchange, Plan& plan) {
+                        std::vector<Bf16> x = tokens_of<Bf16>(batch, 0);
+                        static_cast<void>(exchange.dispatch(plan, view(x, 200)));
+                        static_cast<void>(exchange.combine_input(plan));
+                      }),
+              HasSubstr("memory of your own"));
+  config = config_for(batch);
+  config.dispatch_wire = Wire::e4m3_block128;
+  EXPECT_THAT(refusal(ErrorCode::bad_argument, config, batch,
+                      [&](Exchange& exchange, Plan& plan) {
+                        std::vector<Bf16> x = tokens_of<Bf16>(batch, 0);
+                        const Wired w =
+                            wired(wire_format(Wire::e4m3_block128, DType::bf16, 200), x);
+                        static_cast<void>(exchange.dispatch(plan, w.view(5)));
+                      }),
+              HasSubstr("x_scales is null"));
+  EXPECT_THAT(refusal(ErrorCode::bad_argument, config, batch,
+                      [&](Exchange& exchange, Plan& plan) {
+                        std::vector<Bf16> x = tokens_of<Bf16>(batch, 0);
+                        ConstTensorView v = view(x, 200);
+                        v.dtype = DType::raw;
+                        v.cols = 199;
+                        static_cast<void>(exchange.dispatch(plan, v, {.x_scales = x.data()}));
+                      }),
+              HasSubstr("raw [5, 200]"));
+}
+
+}  // namespace
+}  // namespace wherry::test
