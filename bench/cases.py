@@ -69,6 +69,15 @@ def prefill(ranks):
     return Shape(ranks, 512, 4096, 8, 64)
 
 
+def formats(name, title, shape, wires):
+    """The same rows in several number formats; what counts is dispatch, which quantises."""
+    runs = [Run("bf16", shape, "grouped")]
+    runs += [Run(wire, shape, "grouped", (f"--wire={wire}",)) for wire in wires]
+    limits = [Limit(wire, "dispatch_us", "bf16", most=1.0)
+              for wire in ("e4m3_block128", "int8_token")]
+    return Case(name, title, tuple(runs), tuple(limits), "bf16")
+
+
 DECODE = Shape(4, 16, 7168, 8, 256)
 DECODE_STEPS = 200
 FLOOR = [Limit(layout, "floor_fraction", least=0.6) for layout in ("tokens", "grouped")]
@@ -82,6 +91,8 @@ CASES = [
                 [most("tokens", 0.12), most("grouped", 0.22)]),
     against_mpi("decode_4", "Decode, 4 ranks", DECODE, ("slots", "tokens"),
                 [most("slots", 0.35)], DECODE_STEPS),
+    formats("formats_4", "Formats, 4 ranks", Shape(4, 512, 7168, 8, 64),
+            ("e4m3_block128", "int8_token", "mxfp8_e4m3")),
     Case("more_ranks_than_cores", "The same 2048 tokens over 2 and over 8 ranks",
          (Run("2 x 1024", Shape(2, 1024, 4096, 8, 64), "grouped"),
           Run("8 x 256", Shape(8, 256, 4096, 8, 64), "grouped")),

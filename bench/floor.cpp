@@ -13,6 +13,11 @@ namespace {
 
 constexpr std::int64_t kHeader = 4096;  // what a fabric keeps at the start of a window
 
+std::int64_t lines(Wire wire, const ExchangeConfig& config) {
+  constexpr std::int64_t kLine = 64;
+  return (wire_format(wire, config.dtype, config.hidden).row_bytes() + kLine - 1) / kLine * kLine;
+}
+
 // Somebody must use what read_row() returns.
 std::atomic<std::uint64_t> sink{0};
 
@@ -28,11 +33,14 @@ std::int64_t most_of_all(const Group& group, std::int64_t mine) {
 
 }  // namespace
 
-Floor::Floor(const Group& group, const ExchangeConfig& config, const PlanData& plan, const Rows& x)
-    : x_(x),
-      row_bytes_(x.pitch()),
+Floor::Floor(const Group& group, const ExchangeConfig& config, const PlanData& plan)
+    : sent_bytes_(lines(config.dispatch_wire, config)),
+      home_bytes_(lines(config.combine_wire, config)),
+      pitch_(std::max(sent_bytes_, home_bytes_)),
+      x_(plan.tokens, sent_bytes_),
       place_begin_{0},
-      out_(plan.tokens, x.pitch()),
+      out_(plan.tokens, lines(Wire::same, config)),
+      hot_(1, out_.pitch()),
       team_(config.num_threads) {
   // One row per (token, rank) in `tokens`, else one per (token, slot).
   const bool token_rows = config.layout == Layout::tokens;
@@ -52,19 +60,19 @@ Floor::Floor(const Group& group, const ExchangeConfig& config, const PlanData& p
     }
     place_begin_.push_back(static_cast<std::int64_t>(places_.size()));
   }
-  const std::int64_t bytes = kHeader + most_of_all(group, rows) * row_bytes_;
+  const std::int64_t bytes = kHeader + most_of_all(group, rows) * pitch_;
   fabric_ = group.state().connect(
       group, {static_cast<std::uint64_t>(bytes), config.populate, config.deadline});
   group.barrier();
 }
 
 std::byte* Floor::row(const Place& place) const noexcept {
-  return fabric_->window(place.peer) + kHeader + place.row * row_bytes_;
+  return fabric_->window(place.peer) + kHeader + place.row * pitch_;
 }
 
 std::int64_t Floor::bytes() const noexcept {
   const auto rows = static_cast<std::int64_t>(places_.size());
-  return (2 * rows + rows + out_.rows()) * row_bytes_;
+  return rows * (2 * sent_bytes_ + home_bytes_) + out_.rows() * out_.pitch();
 }
 
 Floor::Pass Floor::run(Meeting& meeting, Stores stores) {
@@ -82,7 +90,7 @@ Floor::Pass Floor::run(Meeting& meeting, Stores stores) {
 }
 
 void Floor::copy_rows(std::int64_t begin, std::int64_t end, Stores stores) {
-  const auto bytes = static_cast<std::size_t>(row_bytes_);
+  const auto bytes = static_cast<std::size_t>(sent_bytes_);
   for (std::int64_t token = begin; token < end; ++token) {
     for (std::int64_t i = place_begin_[static_cast<std::size_t>(token)];
          i < place_begin_[static_cast<std::size_t>(token) + 1]; ++i) {
@@ -93,16 +101,18 @@ void Floor::copy_rows(std::int64_t begin, std::int64_t end, Stores stores) {
 }
 
 void Floor::gather_rows(std::int64_t begin, std::int64_t end, Stores stores) {
-  const auto bytes = static_cast<std::size_t>(row_bytes_);
+  const auto bytes = static_cast<std::size_t>(home_bytes_);
+  const bool same = home_bytes_ == out_.pitch();
   std::uint64_t sum = 0;
   for (std::int64_t token = begin; token < end; ++token) {
     const std::int64_t last = place_begin_[static_cast<std::size_t>(token) + 1] - 1;
     std::int64_t i = place_begin_[static_cast<std::size_t>(token)];
     for (; i < last; ++i) sum += read_row(row(places_[static_cast<std::size_t>(i)]), bytes);
-    if (i == last) {
-      copy_row(out_.row<std::byte>(token), row(places_[static_cast<std::size_t>(i)]), bytes,
-               stores);
-    }
+    if (i > last) continue;  // no row at all
+    const std::byte* const from = row(places_[static_cast<std::size_t>(i)]);
+    if (!same) sum += read_row(from, bytes);
+    copy_row(out_.row<std::byte>(token), same ? from : hot_.row<std::byte>(0),
+             static_cast<std::size_t>(out_.pitch()), stores);
   }
   finish_copies();
   sink.fetch_add(sum, std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 // The floor under a step: the same processes and threads copy each planned row to its place
 // (dispatch), then read each result row and write the tokens (combine), with plain copies and no
-// signals, weights or records. In memory of its own, mapped as an exchange maps its windows.
+// signals, weights or records, and none of the conversions: rows are as large as they travel. In
+// memory of its own, mapped as an exchange maps its windows.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ namespace wherry::bench {
 
 class Floor {
  public:
-  // Collective. `plan` and `x` must live as long as the floor.
-  Floor(const Group& group, const ExchangeConfig& config, const PlanData& plan, const Rows& x);
+  // Collective.
+  Floor(const Group& group, const ExchangeConfig& config, const PlanData& plan);
 
   // When this rank began and ended the two halves of one pass; collective (the ranks meet).
   struct Pass {
@@ -39,11 +40,13 @@ class Floor {
   void gather_rows(std::int64_t begin, std::int64_t end, Stores stores);
   [[nodiscard]] std::byte* row(const Place& place) const noexcept;
 
-  const Rows& x_;
-  std::int64_t row_bytes_;
+  std::int64_t sent_bytes_, home_bytes_;  // of one row on its way out and home; whole cache lines
+  std::int64_t pitch_;                    // of the rows in the window
+  Rows x_;
   std::vector<std::int64_t> place_begin_;  // [tokens + 1]
   std::vector<Place> places_;              // where the rows of each token go
   Rows out_;
+  Rows hot_;  // one row that stays in the cache, for tokens of another size than what comes home
   std::unique_ptr<Fabric> fabric_;
   Team team_;
 };

@@ -173,12 +173,14 @@ Report measure(const Group& group, const Job& job, const Progress& progress) {
   Steps steps(group, job, meeting);
   // Every generation is used and verified; with it every page is touched.
   say("verifying");
+  Steps::Squares squares;
   const int rounds = std::max(job.warmup, job.config.depth);
   for (int i = 0; i < rounds; ++i) {
     static_cast<void>(steps.run(Experts::scale));
+    if (i == 0) squares = steps.squares(Experts::scale);
     if (i < job.config.depth) steps.verify(Experts::scale);
   }
-  Floor floor(group, job.config, steps.plan(), steps.x());
+  Floor floor(group, job.config, steps.plan());
   const Exchange& exchange = steps.exchange();
   const Traffic before = exchange.traffic();
   const Samples samples = take_samples(job, steps, floor, meeting, say);
@@ -189,6 +191,8 @@ Report measure(const Group& group, const Job& job, const Progress& progress) {
   exchange.kernels().copy(report.kernels, sizeof(report.kernels) - 1);
   exchange.fabric().copy(report.fabric, sizeof(report.fabric) - 1);
   report.window_bytes = exchange.window_bytes();
+  const double values = sum_over_ranks(group, squares.values);
+  if (values > 0) report.wire_error = std::sqrt(sum_over_ranks(group, squares.errors) / values);
   report_stages(group, samples.steps, steps.in_flight(), report);
   report_floor(group, samples, floor, report);
   const int blocks = (job.steps + kBlock - 1) / kBlock;  // each took one step more

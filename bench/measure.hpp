@@ -45,6 +45,7 @@ struct Report {
   double copy_gbps = 0;                   // read and written by all ranks at the floor
   std::int64_t bytes = 0;                 // payload of all ranks in a step, dispatch and combine
   std::int64_t link_bytes = 0;            // of them to or from another rank
+  double wire_error = 0;  // rms of what the number formats change in the outputs, over their rms
   std::uint64_t window_bytes = 0;
   double involuntary_switches = 0;  // a step and rank, inside the timed parts
   double worst_switches = 0;        // of the rank that had most

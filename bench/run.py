@@ -63,7 +63,8 @@ def summarise(case, rounds):
     for run in case.runs:
         fields = ["total_us", "p99.total_us", "plan_us", "dispatch_us", "combine_us"]
         if run.layout is not None:
-            fields += ["floor_us", "floor_fraction", "copy_gbps", "involuntary_switches"]
+            fields += ["floor_us", "floor_fraction", "copy_gbps", "involuntary_switches", "bytes",
+                       "wire_error"]
         entry = {path.replace("p99.total_us", "p99_us"): median_of(rounds, run.name, path)
                  for path in fields}
         if case.base not in (None, run.name):

@@ -2,7 +2,11 @@
 
 #include <sys/resource.h>
 
+#include <vector>
+
+#include "exchange/config.hpp"
 #include "experts.hpp"
+#include "kernels/wires.hpp"
 #include "support/check.hpp"
 
 namespace wherry::bench {
@@ -19,6 +23,8 @@ Steps::Steps(const Group& group, const Job& job, Meeting& meeting)
                         make_workload(shape, group.rank()),
                         Rows(shape.tokens, shape.row_bytes()),
                         exchange_.make_plan(),
+                        {},
+                        {},
                         {},
                         {},
                         {},
@@ -58,10 +64,66 @@ void Steps::dispatch(Sample& sample) {
 void Steps::run_experts(Sample& sample, Experts experts) {
   sample.experts_begin = now_ns();
   for (Batch& batch : batches_) {
-    batch.results = exchange_.combine_input(batch.plan);
+    if (!batch.received.wire.keeps_dtype()) make_plain(batch);
+    if (mode_of(exchange_.config()).keeps_results()) {
+      batch.results = exchange_.combine_input(batch.plan);
+    } else {
+      const std::int64_t rows = batch.received.rows.rows;
+      if (batch.own_results.rows() < rows) batch.own_results = Rows(rows, batch.shape.row_bytes());
+      batch.results = view(batch.own_results);
+      batch.results.rows = rows;
+    }
     bench::run_experts(exchange_, batch.received, experts, batch.results);
   }
   sample.experts_end = now_ns();
+}
+
+// The experts here want bf16: real ones have kernels for the format.
+void Steps::make_plain(Batch& batch) const {
+  Received& received = batch.received;
+  const std::int64_t rows = received.rows.rows;
+  if (batch.plain.rows() < rows) batch.plain = Rows(rows, batch.shape.row_bytes());
+  const bool by_slot = exchange_.config().layout != Layout::tokens;
+  std::vector<std::byte> scales(static_cast<std::size_t>(received.wire.scale_bytes));
+  const auto convert = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      kernels::get_scales(received.wire, static_cast<const std::byte*>(received.scales),
+                          received.scale_rows, row, scales.data());
+      dequantize_row(received.wire, received.rows.row(row), scales.data(), batch.plain.row(row));
+    }
+  };
+  if (!by_slot) convert(0, rows);
+  for (std::size_t s = 0; by_slot && s < received.slot_counts.size(); ++s) {
+    convert(received.slot_begin[s], received.slot_begin[s] + received.slot_counts[s]);
+  }
+  received.rows = view(batch.plain);
+  received.rows.rows = rows;
+}
+
+Sum Steps::sum() const noexcept {
+  return exchange_.config().effective_reduction() == Reduction::by_token ? Sum::by_token
+                                                                         : Sum::by_rank;
+}
+
+Travel Steps::travel() const {
+  const ExchangeConfig& config = exchange_.config();
+  const auto through = [](const WireFormat& format, void* row) {
+    std::vector<float> payload(static_cast<std::size_t>(format.payload_bytes / 4 + 1));
+    std::vector<float> scales(static_cast<std::size_t>(format.scale_bytes / 4 + 1));
+    quantize_row(format, row, payload.data(), scales.data());
+    dequantize_row(format, payload.data(), scales.data(), row);
+  };
+  Travel travel;
+  const auto out = wire_format(config.dispatch_wire, config.dtype, config.hidden);
+  if (!out.keeps_dtype()) {
+    travel.out = [=](std::vector<std::uint16_t>& x) { through(out, x.data()); };
+  }
+  if (!wire_format(config.combine_wire, config.dtype, config.hidden).keeps_dtype()) {
+    const auto home = wire_format(config.combine_wire, DType::f32, config.hidden);
+    travel.home = [=](std::vector<float>& row) { through(home, row.data()); };
+  }
+  travel.rounds_first = config.layout == Layout::tokens;  // by the experts, who return bf16
+  return travel;
 }
 
 void Steps::combine(Sample& sample) {
@@ -76,12 +138,11 @@ void Steps::combine(Sample& sample) {
 }
 
 void Steps::verify(Experts experts) {
-  const Sum sum = exchange_.config().effective_reduction() == Reduction::by_token ? Sum::by_token
-                                                                                  : Sum::by_rank;
+  const Travel formats = travel();
   for (std::size_t b = 0; b < batches_.size(); ++b) {
     const Batch& batch = batches_[b];
     for (std::int64_t token = 0; token < batch.shape.tokens; ++token) {
-      const auto want = dense_token(batch.shape, batch.work, experts, sum, token);
+      const auto want = dense_token(batch.shape, batch.work, experts, sum(), token, formats);
       const std::uint16_t* const got = batch.out.row(token);
       for (std::size_t h = 0; h < want.size(); ++h) {
         WHERRY_CHECK(got[h] == want[h], ErrorCode::internal,
@@ -92,6 +153,23 @@ void Steps::verify(Experts experts) {
     }
     batches_[b].out.fill(0xFF);
   }
+}
+
+Steps::Squares Steps::squares(Experts experts) const {
+  Squares squares;
+  for (const Batch& batch : batches_) {
+    for (std::int64_t token = 0; token < batch.shape.tokens; ++token) {
+      const auto plain = dense_token(batch.shape, batch.work, experts, sum(), token);
+      const std::uint16_t* const got = batch.out.row(token);
+      for (std::size_t h = 0; h < plain.size(); ++h) {
+        const double value = widen(plain[h]);
+        const double error = static_cast<double>(widen(got[h])) - value;
+        squares.errors += error * error;
+        squares.values += value * value;
+      }
+    }
+  }
+  return squares;
 }
 
 TensorView Steps::view(const Rows& rows) const {

@@ -30,9 +30,15 @@ class Steps {
   // naming the first element that differs. Clears them, so that a step that writes nothing is seen.
   void verify(Experts experts);
 
+  // What the number formats on the way cost in accuracy: squares of all outputs of the last step,
+  // and of their differences from the reference without those formats. Of this rank.
+  struct Squares {
+    double errors = 0, values = 0;
+  };
+  [[nodiscard]] Squares squares(Experts experts) const;
+
   [[nodiscard]] int in_flight() const noexcept { return static_cast<int>(batches_.size()); }
   [[nodiscard]] const Exchange& exchange() const noexcept { return exchange_; }
-  [[nodiscard]] const Rows& x() const noexcept { return batches_.front().work.x; }
   [[nodiscard]] const PlanData& plan() const noexcept { return batches_.front().plan.to_host(); }
 
  private:
@@ -42,6 +48,8 @@ class Steps {
     Rows out;
     Plan plan;
     Received received;
+    Rows plain;        // the received rows in bf16, where they travel in another format
+    Rows own_results;  // where combine_input() has no room for results
     TensorView results;
     Exchange::DispatchHandle dispatch;
     Exchange::CombineHandle combine;
@@ -49,6 +57,9 @@ class Steps {
   void dispatch(Sample& sample);
   void run_experts(Sample& sample, Experts experts);
   void combine(Sample& sample);
+  void make_plain(Batch& batch) const;
+  [[nodiscard]] Travel travel() const;
+  [[nodiscard]] Sum sum() const noexcept;
   [[nodiscard]] TensorView view(const Rows& rows) const;
   [[nodiscard]] std::int64_t involuntary_switches() const;
 

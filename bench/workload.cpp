@@ -61,10 +61,12 @@ Workload make_workload(const Shape& shape, int rank) {
 }
 
 std::vector<std::uint16_t> dense_token(const Shape& shape, const Workload& work, Experts experts,
-                                       Sum sum, std::int64_t token) {
+                                       Sum sum, std::int64_t token, const Travel& travel) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
-  const std::uint16_t* const x = work.x.row(token);
+  std::vector<std::uint16_t> x(work.x.row(token), work.x.row(token) + shape.hidden);
+  if (travel.out) travel.out(x);
   const auto first = static_cast<std::size_t>(token * shape.topk);
+  std::vector<float> y(hidden);
   // acc += what the choices served by `rank` contribute (by all ranks for -1); whether any did.
   const auto add_choices = [&](int rank, std::vector<float>& acc) {
     bool any = false;
@@ -72,9 +74,9 @@ std::vector<std::uint16_t> dense_token(const Shape& shape, const Workload& work,
       const std::int32_t slot = work.ids[at];
       if (rank >= 0 && shape.rank_of(slot) != rank) continue;
       any = true;
-      for (std::size_t h = 0; h < hidden; ++h) {
-        acc[h] = std::fma(work.weights[at], widen(expert_value(experts, slot, x[h])), acc[h]);
-      }
+      for (std::size_t h = 0; h < hidden; ++h) y[h] = widen(expert_value(experts, slot, x[h]));
+      if (sum == Sum::by_token && travel.home) travel.home(y);
+      for (std::size_t h = 0; h < hidden; ++h) acc[h] = std::fma(work.weights[at], y[h], acc[h]);
     }
     return any;
   };
@@ -85,7 +87,11 @@ std::vector<std::uint16_t> dense_token(const Shape& shape, const Workload& work,
     for (int rank = 0; rank < shape.ranks; ++rank) {
       std::vector<float> partial(hidden, 0.0F);
       if (!add_choices(rank, partial)) continue;
-      for (std::size_t h = 0; h < hidden; ++h) total[h] += widen(narrow(partial[h]));
+      if (!travel.home || travel.rounds_first) {
+        for (float& value : partial) value = widen(narrow(value));
+      }
+      if (travel.home) travel.home(partial);
+      for (std::size_t h = 0; h < hidden; ++h) total[h] += partial[h];
     }
   }
   std::vector<std::uint16_t> result(hidden);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -89,7 +90,14 @@ enum class Experts : std::uint8_t {
 // The dense reference, by the definitions of docs/design.md section 4: fp32 fused multiply-add in k
 // order; by_rank rounds the sum of each rank to bf16 and adds those in rank order.
 enum class Sum : std::uint8_t { by_token, by_rank };
+// What number formats on the way do to a row, for references that have them; empty: nothing.
+struct Travel {
+  std::function<void(std::vector<std::uint16_t>& x)> out;  // to the experts
+  std::function<void(std::vector<float>& row)> home;       // a result, or the sum of a rank
+  bool rounds_first = false;  // by_rank: the sum is rounded to bf16 before it goes home
+};
 [[nodiscard]] std::vector<std::uint16_t> dense_token(const Shape& shape, const Workload& work,
-                                                     Experts experts, Sum sum, std::int64_t token);
+                                                     Experts experts, Sum sum, std::int64_t token,
+                                                     const Travel& travel = {});
 
 }  // namespace wherry::bench

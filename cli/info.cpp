@@ -65,6 +65,7 @@ Json as_json() {
     object["fabrics"].push_back(
         {{"name", fabric.name}, {"available", fabric.available}, {"reason", fabric.reason}});
   }
+  for (const Wire wire : all_wires()) object["wires"].push_back(name(wire));
   for (const Model& model : models()) {
     object["models"].push_back({{"name", model.name},
                                 {"hidden", model.hidden},
@@ -116,6 +117,19 @@ std::string models_text() {
   return "Models (--model)\n" + table.to_string(2);
 }
 
+std::string wires_text() {
+  using enum Table::Align;
+  constexpr int kHidden = 7168;
+  Table table({{"name", left}, {fmt::format("bytes a row of {}", kHidden), right}});
+  for (const Wire wire : all_wires()) {
+    if (wire == Wire::same || wire == Wire::raw) continue;
+    const WireFormat format = wire_format(wire, DType::f32, kHidden);
+    table.add({std::string(name(wire)), count_text(format.row_bytes())});
+  }
+  return "Number formats on the way (--wire, --combine-wire; same: as the rows are)\n" +
+         table.to_string(2);
+}
+
 std::string as_text() {
   std::string text =
       fmt::format("wherry {}, commit {}\n{} build by {}\n\n", build_info::kVersion,
@@ -133,7 +147,7 @@ std::string as_text() {
                  fmt::format("{}: {}", option.gives, option.reason)});
   }
   text += "\nBuild options\n" + options.to_string(2);
-  return text + "\n" + models_text();
+  return text + "\n" + wires_text() + "\n" + models_text();
 }
 
 }  // namespace

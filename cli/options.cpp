@@ -94,6 +94,14 @@ void add_exchange_options(CLI::App& app, ExchangeOptions& options) {
       ->default_str("grouped");
   add_choice(app, "--reduction", options.reduction, {by_token, by_rank},
              "What goes home, and in which order it is summed [by_token for slots, else by_rank]");
+  add_choice(app, "--wire", options.wire, all_wires(),
+             "Number format of rows to the experts; `wherry info` lists them")
+      ->type_name("WIRE")
+      ->default_str("same");
+  add_choice(app, "--combine-wire", options.combine_wire, all_wires(),
+             "Number format of results on the way home")
+      ->type_name("WIRE")
+      ->default_str("same");
   app.add_option("--depth", options.depth, "Dispatches that may be in flight at once")
       ->check(whole_number(1, 16))
       ->type_name("N")
@@ -111,6 +119,8 @@ ExchangeConfig ExchangeOptions::config(const Model& model, std::int64_t tokens,
   config.max_tokens = tokens;
   config.layout = layout;
   config.reduction = reduction;
+  config.dispatch_wire = wire;
+  config.combine_wire = combine_wire;
   config.depth = depth;
   config.deadline = deadline;
   config.kernels = kernels::find(kernels).name;  // a wrong name is found before ranks start

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "launch.hpp"
 #include "route/models.hpp"
@@ -22,10 +24,10 @@ namespace wherry::cli {
 // or a std::optional of it.
 template <typename Enum, typename Target>
 CLI::Option* add_choice(CLI::App& app, const std::string& flag, Target& target,
-                        std::initializer_list<Enum> allowed, const std::string& help) {
+                        std::span<const Enum> allowed, const std::string& help) {
   std::string names;
   for (const Enum value : allowed) names += (names.empty() ? "" : "|") + std::string(name(value));
-  const std::vector<Enum> values(allowed);
+  const std::vector<Enum> values(allowed.begin(), allowed.end());
   const auto take = [&target, values](const std::string& text) {
     for (const Enum value : values) {
       if (name(value) == text) target = value;
@@ -38,6 +40,12 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, Target& target,
     return "'" + text + "' is not one of " + names;
   };
   return app.add_option_function<std::string>(flag, take, help)->check(check, "")->type_name(names);
+}
+template <typename Enum, typename Target>
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, Target& target,
+                        std::initializer_list<Enum> allowed, const std::string& help) {
+  return add_choice(app, flag, target, std::span<const Enum>(allowed.begin(), allowed.size()),
+                    help);
 }
 
 // --ranks, --threads | --processes, --deadline.
@@ -56,10 +64,12 @@ struct ShapeOptions {
 };
 void add_shape_options(CLI::App& app, ShapeOptions& options);
 
-// --layout, --reduction, --depth, --kernels: how its tokens travel.
+// --layout, --reduction, --wire, --combine-wire, --depth, --kernels: how its tokens travel.
 struct ExchangeOptions {
   Layout layout = Layout::grouped;
   std::optional<Reduction> reduction = std::nullopt;
+  Wire wire = Wire::same;
+  Wire combine_wire = Wire::same;
   int depth = 1;
   std::string kernels = {};
 

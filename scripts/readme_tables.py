@@ -88,7 +88,7 @@ def cpu_stages():
 
 def cpu_limits():
     """What must hold, and what was measured."""
-    results = load([*CPU_CASES, "more_ranks_than_cores", "decode_8"])
+    results = load([*CPU_CASES, "formats_4", "more_ranks_than_cores", "decode_8"])
     if not results:
         return NOTHING
     rows = []
@@ -102,7 +102,22 @@ def cpu_limits():
     return table(["", "limit", "measured", "holds"], rows) + footnote(results)
 
 
-TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_limits}
+def cpu_formats():
+    """The same step with other number formats on the way to the experts."""
+    results = load(["formats_4"])
+    if not results:
+        return NOTHING
+    rows = []
+    for wire, entry in results[0]["summary"].items():
+        rows.append([f"`{wire}`", f"{entry['bytes'] / 1e6:.0f} MB", ms(entry["dispatch_us"]),
+                     ms(entry["combine_us"]), f"{100 * entry['wire_error']:.1f} %"])
+    head = f"{results[0]['shape']}, `grouped`"
+    return table([head, "rows, out and home", "dispatch", "combine", "error"],
+                 rows) + footnote(results)
+
+
+TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_limits,
+          "cpu-formats": cpu_formats}
 
 
 def rewritten(path, content):

@@ -36,6 +36,14 @@ std::vector<std::pair<const char*, Spread>> stages(const Report& r) {
           {"floor", r.floor}};
 }
 
+// What the number formats on the way do; empty without any.
+std::string formats_text(const Measurement& m) {
+  const ExchangeConfig& config = m.job.config;
+  if (config.dispatch_wire == Wire::same && config.combine_wire == Wire::same) return {};
+  return fmt::format("\nformats: {} to the experts, {} home; they change the outputs by {:.2g} rms",
+                     name(config.dispatch_wire), name(config.combine_wire), m.report.wire_error);
+}
+
 // `tokens`: "with" or "with up to".
 std::string head_text(const Measurement& m, const char* tokens) {
   const bench::Shape& shape = m.job.shape;
@@ -63,6 +71,8 @@ Json bench_json(const Measurement& m) {
   o["experts"] = job.shape.experts;
   o["layout"] = name(job.config.layout);
   o["reduction"] = name(job.config.effective_reduction());
+  o["wire"] = name(job.config.dispatch_wire);
+  o["combine_wire"] = name(job.config.combine_wire);
   o["expert"] = job.experts == bench::Experts::identity ? "identity" : "scale";
   o["depth"] = job.config.depth;
   o["halves"] = job.halves;
@@ -81,6 +91,7 @@ Json bench_json(const Measurement& m) {
   o["total_us"] = report.total.p50;
   o["bytes"] = report.bytes;
   o["link_bytes"] = report.link_bytes;
+  o["wire_error"] = report.wire_error;
   o["copy_gbps"] = report.copy_gbps;
   o["floor_us"] = report.floor.p50;
   o["floor_fraction"] = floor_fraction(report);
@@ -109,14 +120,15 @@ void print_bench(const Measurement& m) {
   }
   print_text(fmt::format(
       "{}\n{}  times of the slowest rank, {} steps; total: all ranks, without the experts\n\n"
-      "{} of rows a step, {} of them between ranks\n"
+      "{} of rows a step, {} of them between ranks{}\n"
       "{:.0f} % of the floor: plain copies of the same rows by {} stores, {:.1f} GB/s\n"
       "{:.2f} involuntary switches a step and rank\n"
       "verified: every output equals the dense reference bit for bit\n",
       head_text(m, "with"), table.to_string(2), m.job.steps,
       bytes_text(static_cast<double>(report.bytes)),
-      bytes_text(static_cast<double>(report.link_bytes)), 100.0 * floor_fraction(report),
-      stores(report), report.copy_gbps, report.involuntary_switches));
+      bytes_text(static_cast<double>(report.link_bytes)), formats_text(m),
+      100.0 * floor_fraction(report), stores(report), report.copy_gbps,
+      report.involuntary_switches));
 }
 
 void print_bench_sweep(const std::vector<Measurement>& measurements) {

@@ -54,6 +54,24 @@ TEST(Bench, PrintsEveryFieldOfAVerifiedMeasurement) {
   EXPECT_GE(o["p99"]["total_us"], o["p50"]["total_us"]);
 }
 
+TEST(Bench, ReportsTheBytesAndTheErrorOfAFormat) {
+  const Finished plain = bench("--ranks 2 --json");
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  EXPECT_EQ(plain.json()["wire_error"], 0.0);
+  const Finished done = bench("--ranks 2 --wire e4m3_block128 --combine-wire int8_token --json");
+  ASSERT_EQ(done.code, 0) << done.err;
+  const auto o = done.json();
+  EXPECT_EQ(o["wire"], "e4m3_block128");
+  EXPECT_EQ(o["combine_wire"], "int8_token");
+  EXPECT_EQ(o["verified"], true);
+  EXPECT_GT(o["wire_error"], 0.001);
+  EXPECT_LT(o["wire_error"], 0.1);
+  EXPECT_LT(o["bytes"], plain.json()["bytes"]);
+  const Finished wrong = bench("--wire fp3");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("nvfp4"));
+}
+
 TEST(Bench, CountsTheRowsThatMove) {
   // Every token has 3 choices: by_token moves 3 rows of 144 bytes each way for each of 2 x 9.
   const Finished done = bench("--ranks 2 --reduction by_token --json");
