@@ -178,7 +178,7 @@ class Exchange {
 
   // Stage 2. Collective, blocking on the CPU: exchanges counts, then fills `plan`. A bad id or bad
   // shape on one rank is an error on all of them, and the exchange stays usable. Throws
-  // bad_argument, bad_routing, capacity, timeout, peer_failed, fault.
+  // bad_argument, bad_routing, capacity, config_mismatch (placements), timeout, peer_failed, fault.
   void plan(const Routing& routing, Plan& plan);
 
   // The first half of dispatch: writes the rows of x [plan.tokens(), hidden] to where they belong
@@ -227,8 +227,20 @@ class Exchange {
   // Throws the first cause if the exchange has failed, here or on a peer. Local.
   void check();
 
-  // Rows that arrived at each local slot, summed over all plans so far. Local.
+  // Rows that each logical expert got from all ranks, summed over all plans since construction or
+  // reset_loads(), [experts]. The same on every rank, for it costs no communication (plan() sees
+  // everyone's counts): so every rank can balance() by it alone and find the same placement. A
+  // token that names an expert twice counts once, rows that were dropped count. Local.
   [[nodiscard]] std::span<const std::int64_t> loads() const noexcept;
+  void reset_loads() noexcept;
+
+  // From the next plan() on, experts live where `placement` says: the same experts and ranks, the
+  // same slots on every rank, other experts in them. Results do not change (by_token: not a bit).
+  // Local and at once, but every rank must switch between the same two plans; the next plan()
+  // compares and throws config_mismatch on every rank where they differ. Dispatch refuses plans that
+  // were filled before. Copying the weights is the caller's (moves() says which). Throws
+  // bad_argument, and misuse while a half is in flight.
+  void set_placement(const Placement& placement);
   [[nodiscard]] Traffic traffic() const noexcept;
 
  private:

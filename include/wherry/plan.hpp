@@ -64,6 +64,7 @@ class Plan {
   PlanData data_;
   std::uint64_t exchange_id_ = 0;  // of the exchange that made it
   std::uint64_t serial_ = 0;       // which plan() filled it; the same on every rank
+  std::uint64_t placement_ = 0;    // which placement of its exchange it was filled under
   bool filled_ = false;
 };
 

@@ -17,6 +17,9 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   State& s = *state_;
   s.check();
   s.check_plan(plan, Stage::dispatch_send);
+  WHERRY_CHECK(plan.placement_ == s.placements, ErrorCode::misuse,
+               State::where(Stage::dispatch_send, s.rank),
+               "the plan was filled before set_placement(); fill it again");
   // x in the wire's format is told by its shape, or, where dtypes are the same, needs no telling.
   const bool converted =
       options.x_scales != nullptr || (x.dtype != s.config.dtype && x.dtype == s.on_wire(0).dtype);

@@ -81,6 +81,15 @@ std::shared_ptr<MappedWindow> map(const Group& group, std::uint64_t bytes,
   return mapped;
 }
 
+// FNV-1a. Slots stay what they are, so the experts in them tell placements apart.
+std::uint64_t hash_of(const Placement& placement) noexcept {
+  std::uint64_t hash = 0xCBF29CE484222325ULL;
+  for (const int expert : placement.slot_to_expert()) {
+    hash = (hash ^ static_cast<std::uint32_t>(expert)) * 0x100000001B3ULL;
+  }
+  return hash;
+}
+
 std::uint64_t next_id() {
   static std::atomic<std::uint64_t> next{1};
   return next.fetch_add(1);
@@ -105,7 +114,8 @@ Exchange::State::State(const Group& group, const ExchangeConfig& config_in, cons
              config.deadline),
       team(config.num_threads),
       generations(static_cast<std::size_t>(config.depth)),
-      loads(static_cast<std::size_t>(placement.num_local_slots(rank)), 0),
+      placement_hash(hash_of(placement)),
+      loads(static_cast<std::size_t>(config.experts), 0),
       signal_counts(static_cast<std::size_t>(size), 0) {
   group.barrier();  // nobody signals before everybody has mapped
 }
@@ -131,6 +141,7 @@ std::string_view Exchange::fabric() const noexcept { return state_->window.fabri
 std::uint64_t Exchange::window_bytes() const noexcept { return state_->window.layout().bytes; }
 void Exchange::check() { state_->check(); }
 std::span<const std::int64_t> Exchange::loads() const noexcept { return state_->loads; }
+void Exchange::reset_loads() noexcept { std::ranges::fill(state_->loads, 0); }
 Traffic Exchange::traffic() const noexcept { return state_->traffic; }
 
 std::vector<Exchange> make_sharing_exchanges(const Group& group,
@@ -188,8 +199,9 @@ void Exchange::plan(const Routing& routing, Plan& plan) {
   const auto num_entries = static_cast<std::size_t>(l.num_count_entries);
 
   std::vector<std::int32_t> entries(num_entries);
-  const layout::CountHeader mine =
+  layout::CountHeader mine =
       count_routing(routing, s.config, s.placement, s.rank, plan.data_, entries);
+  mine.placement = s.placement_hash;
   for (int peer = 0; peer < s.size; ++peer) {
     std::byte* const message =
         s.window.base(peer) +
@@ -204,6 +216,7 @@ void Exchange::plan(const Routing& routing, Plan& plan) {
   s.window.wait_all(signal, {Stage::plan, serial}, s.signal_counts);
 
   std::vector<CountsOf> counts;
+  std::uint64_t first_placement = 0;  // rank 0's
   for (int peer = 0; peer < s.size; ++peer) {
     const std::byte* const message =
         s.window.own() + l.count_message(signal.generation, static_cast<std::uint64_t>(peer));
@@ -214,14 +227,48 @@ void Exchange::plan(const Routing& routing, Plan& plan) {
                      ? ErrorCode::bad_routing
                      : ErrorCode::bad_argument,
                  (Error::Where{Stage::plan, s.rank, peer}), "{}", describe_fault(header, s.config));
+    if (peer == 0) first_placement = header.placement;
+    WHERRY_CHECK(header.placement == first_placement, ErrorCode::config_mismatch,
+                 (Error::Where{Stage::plan, s.rank, peer}),
+                 "rank {} has another placement than rank 0: call set_placement() on all ranks, "
+                 "between the same two plans",
+                 peer);
     counts.emplace_back(reinterpret_cast<const std::int32_t*>(message + layout::kCountHeaderBytes),
                         num_entries);
   }
   assign_rows(counts, s.config, s.placement, s.capacity, s.rank, plan.data_);
-  for (std::size_t slot = 0; slot < s.loads.size(); ++slot)
-    s.loads[slot] += plan.data_.slot_counts[slot];
+  s.count_loads(counts);
   plan.serial_ = serial;
+  plan.placement_ = s.placements;
   plan.filled_ = true;
+}
+
+void Exchange::State::count_loads(std::span<const CountsOf> counts) noexcept {
+  const std::span<const int> experts = placement.slot_to_expert();
+  for (const CountsOf& source : counts) {
+    for (std::size_t slot = 0; slot < experts.size(); ++slot) {
+      if (experts[slot] >= 0) loads[static_cast<std::size_t>(experts[slot])] += source[slot];
+    }
+  }
+}
+
+void Exchange::set_placement(const Placement& placement) {
+  State& s = *state_;
+  s.check();
+  const auto where = State::where(Stage::placement, s.rank);
+  WHERRY_CHECK(!s.in_flight(), ErrorCode::misuse, where,
+               "a dispatch or combine is in flight; finish it first");
+  WHERRY_CHECK(placement.num_experts() == s.config.experts, ErrorCode::bad_argument, where,
+               "placement has {} experts; the exchange has {}", placement.num_experts(),
+               s.config.experts);
+  WHERRY_CHECK(std::ranges::equal(placement.slot_begin(), s.placement.slot_begin()),
+               ErrorCode::bad_argument, where,
+               "placement has the slots [{}) on its ranks; the exchange was made for [{})",
+               fmt::join(placement.slot_begin(), " "), fmt::join(s.placement.slot_begin(), " "));
+  s.placement = placement;
+  s.config.placement = placement;
+  s.placement_hash = hash_of(placement);
+  ++s.placements;
 }
 
 void Exchange::State::check() const {

@@ -12,6 +12,7 @@
 #include "exchange/config.hpp"
 #include "exchange/window.hpp"
 #include "kernels/stages.hpp"
+#include "plan/plan.hpp"
 #include "support/team.hpp"
 #include "wherry/exchange.hpp"
 
@@ -78,8 +79,10 @@ struct Exchange::State {
   std::uint64_t plans = 0;  // plan() calls so far
   std::uint64_t steps = 0;  // dispatches and lone combines so far
   std::vector<Generation> generations;
-  std::uint32_t handovers = 0;  // turns this exchange has taken at its window
-  std::vector<std::int64_t> loads;
+  std::uint32_t handovers = 0;      // turns this exchange has taken at its window
+  std::uint64_t placements = 0;     // set_placement() calls so far
+  std::uint64_t placement_hash;     // of `placement`
+  std::vector<std::int64_t> loads;  // [experts]
   Traffic traffic;
   std::vector<std::uint32_t> signal_counts;  // scratch, [ranks]
 
@@ -117,6 +120,7 @@ struct Exchange::State {
   [[nodiscard]] bool in_flight() const noexcept;
 
   void check_plan(const Plan& plan, Stage stage) const;
+  void count_loads(std::span<const CountsOf> counts) noexcept;
   // What a tensor must be.
   struct Shape {
     DType dtype;

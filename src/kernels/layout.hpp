@@ -91,6 +91,7 @@ struct CountHeader {
   std::int32_t choice;
   std::int32_t tokens;  // tokens of the source rank in this plan
   std::int64_t id;
+  std::uint64_t placement;  // a hash of where the source rank believes the experts to be
 };
 inline constexpr std::uint64_t kCountHeaderBytes = 32;
 static_assert(sizeof(CountHeader) <= kCountHeaderBytes);

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/layout.hpp"
+#include "wherry/types.hpp"
 
 namespace wherry::kernels::cuda {
 
@@ -19,14 +20,13 @@ inline constexpr int kMaxTopk = 32;  // a lane for each choice of a token
 
 // Stages that count the arrival of a rank's blocks.
 enum class Arrival : std::uint32_t {
-  counted,
   planned,
   dispatch_sent,
   dispatch_received,
   combine_sent,
   combine_received,
 };
-inline constexpr int kNumArrivals = 6;
+inline constexpr int kNumArrivals = 5;
 
 // Memory of one rank that no peer touches. Starts as zeros and is never cleared: epochs only grow
 // and are advanced by the kernels that use them, so a captured graph can be replayed.
@@ -98,25 +98,35 @@ struct CountArgs {
   PlacementArrays placement;
   const void* ids;       // int32 or int64 [tokens, topk], logical experts or -1
   const float* weights;  // [tokens, topk], or null: all 1
+  std::byte* workspace;  // count_workspace_bytes(), zeros before the first use and never cleared
   bool ids_are_int64;
-  std::int32_t* block_counts;  // [blocks of count_send][slots + ranks], then their prefix sums
-  std::uint64_t* bad_choice;   // kNoBadChoice, or the first token * topk + k with a bad id
-  std::int32_t chunk_tokens;   // tokens a block of count_send counts
+  std::int32_t chunk_tokens;   // tokens a block counts
   std::int32_t alignment;      // grouped: rows of each slot's segment are a multiple of this
   std::int32_t rows_per_slot;  // slots: rows of each slot; 0: grouped
   std::int32_t row_limit;      // grouped: most rows of a rank with padding; 0: no limit
 };
-inline constexpr std::uint64_t kNoBadChoice = ~std::uint64_t{0};
 
-struct DispatchSendArgs {
-  RankContext context;
-  PlanArrays plan;
+// What dispatch_send sends, and how.
+struct Outgoing {
   const std::byte* x;
   std::uint64_t x_pitch;
+  std::uint64_t scale_pitch;  // quantised rows: from one row to the next in the plane of scales
   std::uint32_t generation;
   Rows rows;
   bool entries;  // write TokenEntry records
   bool receive;  // also do what dispatch_recv does for rows that need no filling: wait for all
+};
+
+struct DispatchSendArgs {
+  RankContext context;
+  PlanArrays plan;
+  Outgoing send;
+};
+
+// Plan and dispatch in one launch, for few tokens.
+struct PlanDispatchArgs {
+  CountArgs count;
+  Outgoing send;
 };
 
 struct DispatchRecvArgs {
@@ -140,6 +150,7 @@ struct CombineSendArgs {
   RankContext context;
   PlanArrays plan;
   std::uint32_t generation;
+  DType dtype;    // bf16, f16 or f32
   bool partials;  // by_rank: sum the results of each token row into its partial first
 };
 
@@ -149,6 +160,7 @@ struct CombineRecvArgs {
   std::byte* out;
   std::uint64_t out_pitch;
   std::uint32_t generation;
+  DType dtype;  // bf16, f16 or f32
   Sum sum;
   bool send;  // also do what combine_send does without partials: signal the peers
 };

@@ -50,38 +50,44 @@ __device__ void for_each_lane(unsigned mask, Body body) {
   for (; mask != 0; mask &= mask - 1) body(__ffs(static_cast<int>(mask)) - 1);
 }
 
-// The rows a token is written to: `lanes` is the same in all lanes, `to` is this lane's row.
+// The rows a token is written to: `lanes` is the same in all lanes, `row` and `to` are this lane's.
 struct Destinations {
   unsigned lanes;
   unsigned first_of_rank;
+  std::int32_t row;
   std::byte* to;
 };
-__device__ inline Destinations destinations_of(const DispatchSendArgs& args, const Choice& choice,
-                                               int lane) {
-  const RankContext& context = args.context;
+__device__ inline Destinations destinations_of(const RankContext& context, const Outgoing& send,
+                                               const Choice& choice, int lane) {
   const bool first_of_rank = is_first_with(choice.dest, lane);
   const bool sends =
-      args.rows == Rows::per_slot ? choice.dest >= 0 && !choice.repeat : first_of_rank;
-  const std::int32_t row = args.rows == Rows::per_rank ? choice.token_row : choice.row;
+      send.rows == Rows::per_slot ? choice.dest >= 0 && !choice.repeat : first_of_rank;
+  const std::int32_t row = send.rows == Rows::per_rank ? choice.token_row : choice.row;
   std::byte* to = nullptr;
   if (sends) {
     to = window_at<std::byte>(context, choice.dest,
-                              context.layout.row(args.generation, static_cast<std::uint64_t>(row)));
+                              context.layout.row(send.generation, static_cast<std::uint64_t>(row)));
   }
-  return {__ballot_sync(kAllLanes, sends), __ballot_sync(kAllLanes, first_of_rank), to};
+  return {__ballot_sync(kAllLanes, sends), __ballot_sync(kAllLanes, first_of_rank), row, to};
+}
+// Where the scales of row `row` of `peer` lie: row-major in a plane of their own.
+__device__ inline std::byte* scales_at(const RankContext& context, const Outgoing& send,
+                                       std::int32_t peer, std::int32_t row) {
+  return window_at<std::byte>(context, peer,
+                              context.layout.scale_plane(send.generation) +
+                                  static_cast<std::uint64_t>(row) * send.scale_pitch);
 }
 
 // Tells each rank that gets a row of this token which of its choices are there, and where.
-__device__ inline void write_entries(const DispatchSendArgs& args, const Choice& choice,
-                                     unsigned first_of_rank, int lane) {
-  const RankContext& context = args.context;
+__device__ inline void write_entries(const RankContext& context, std::uint32_t generation,
+                                     const Choice& choice, unsigned first_of_rank, int lane) {
   for_each_lane(first_of_rank, [&](int source) {
     const std::int32_t peer = __shfl_sync(kAllLanes, choice.dest, source);
     const std::int32_t token_row = __shfl_sync(kAllLanes, choice.token_row, source);
     if (lane >= context.topk) return;
     auto* entries = window_at<layout::TokenEntry>(
         context, peer,
-        context.layout.token_entries(args.generation, static_cast<std::uint64_t>(token_row)));
+        context.layout.token_entries(generation, static_cast<std::uint64_t>(token_row)));
     entries[lane] = {choice.dest == peer ? choice.row : -1, choice.weight};
   });
 }

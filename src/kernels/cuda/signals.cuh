@@ -2,10 +2,13 @@
 // and scripts/check_ptx.sh reads the compiled kernels for them, because a single GPU does not show
 // a scope that is too small.
 //
-// Sender: payload; block barrier; atom.acq_rel.gpu counts the rank's blocks; the last block runs
-// fence.acq_rel.sys and writes one word to each peer with st.release.sys.
-// Receiver: ld.acquire.sys until the word holds the epoch; block barrier; then ordinary loads, or
-// fence.proxy.async and bulk loads. Never a non-coherent load of memory that peers write.
+// Rows. Sender: payload; block barrier; atom.acq_rel.gpu counts the rank's blocks; the last block
+// runs fence.acq_rel.sys and writes one word to each peer (st.relaxed.sys: with the fence before it,
+// a release). Receiver: ld.acquire.sys until the word holds the epoch; block barrier; then ordinary
+// loads, or fence.proxy.async and bulk loads. Never a non-coherent load of memory that peers write.
+//
+// Counts. Each 8-byte word carries its own epoch: st.relaxed.sys, and ld.relaxed.sys until the word
+// holds the epoch. There is no payload but the word, so nothing needs an order.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +28,13 @@ __device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* from) {
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
   return value;
 }
-__device__ inline void store_release_system(std::uint64_t* to, std::uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
-}
-__device__ inline void store_relaxed_system(std::uint64_t* to, std::uint64_t value) {
+// A signal. A release store would fence a second time (0.5 us).
+__device__ inline void store_signal_after_fence(std::uint64_t* to, std::uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+// No signal: what the host may look at whenever it likes.
+__device__ inline void store_for_host(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("st.volatile.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 // Puts `desired` where 0 was; returns what was there.
@@ -85,7 +90,7 @@ __device__ inline void report_fault(const RankContext& context, const StageInfo&
        .reporter = static_cast<std::uint32_t>(context.rank),
        .step = static_cast<std::uint32_t>((info.epoch - 1) * generations + info.generation + 1)});
   const std::uint64_t before = replace_zero_system(own_fault_word(context), fault);
-  store_relaxed_system(context.fault_record, before == 0 ? fault : before);
+  store_for_host(context.fault_record, before == 0 ? fault : before);
   if (before != 0) return;
   for (int peer = 0; peer < context.ranks; ++peer) {
     if (peer == context.rank) continue;
@@ -108,7 +113,7 @@ __device__ inline StageBegin begin_stage(const RankContext& context,
   __shared__ bool failed;
   if (threadIdx.x == 0) {
     const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
-    if (fault != 0) store_relaxed_system(context.fault_record, fault);
+    if (fault != 0) store_for_host(context.fault_record, fault);
     failed = fault != 0;
     epoch = previous + 1;
   }
@@ -116,22 +121,23 @@ __device__ inline StageBegin begin_stage(const RankContext& context,
   return {failed, epoch};
 }
 
-// One thread of each block, when it will not read its epoch counter again: true in the block that
-// comes last. Orders nothing: what follows in the stream comes after the kernel anyway. Without the
-// release a small step saves about a microsecond.
-__device__ inline bool is_last_to_leave(RankState& state, Arrival arrival) {
+// One thread of each of `blocks` blocks, when it will not read its epoch counter again: true in the
+// block that comes last. Orders nothing: what follows in the stream comes after the kernel anyway.
+// Without the release a small step saves about a microsecond.
+__device__ inline bool is_last_to_leave(RankState& state, Arrival arrival, std::uint32_t blocks) {
   std::uint32_t* counter = &state.arrived[static_cast<std::uint32_t>(arrival)];
-  return atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+  return blocks == 1 || atomicInc(counter, blocks - 1) == blocks - 1;
 }
 
-// True in all threads of the block that comes last of its rank's blocks; what all of them wrote
-// before is then visible to it. The counter is 0 again for the next launch.
-__device__ inline bool is_last_block(RankState& state, Arrival arrival) {
+// True in all threads of the block that comes last of its rank's `blocks` blocks; what all of them
+// wrote before is then visible to it. The counter is 0 again for the next launch.
+__device__ inline bool is_last_block(RankState& state, Arrival arrival, std::uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();
+  if (blocks == 1) return true;
   if (threadIdx.x == 0) {
     std::uint32_t* counter = &state.arrived[static_cast<std::uint32_t>(arrival)];
-    last = count_and_wrap_gpu(counter, gridDim.x - 1) == gridDim.x - 1;
+    last = count_and_wrap_gpu(counter, blocks - 1) == blocks - 1;
   }
   __syncthreads();
   return last;
@@ -147,12 +153,35 @@ __device__ void signal_peers(const RankContext& context, layout::Channel channel
        peer += static_cast<int>(blockDim.x)) {
     const std::uint32_t count = count_for(peer);
     fence_system();
-    store_release_system(window_at<std::uint64_t>(context, peer, mine),
+    store_signal_after_fence(window_at<std::uint64_t>(context, peer, mine),
                          layout::pack_signal(epoch, count));
   }
 }
 
 // --- Waiting ----------------------------------------------------------------------------------
+
+// One thread that polls: whether to go on. Looks at the clock and the fault word only now and then.
+class Patience {
+ public:
+  __device__ bool lasts(const RankContext& context, const StageInfo& info, int peer) {
+    constexpr int kPollsBetweenLooks = 64;
+    if (++polls_ % kPollsBetweenLooks != 0) return true;
+    const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
+    if (fault != 0) {
+      store_for_host(context.fault_record, fault);
+      return false;
+    }
+    const std::uint64_t now = global_nanoseconds();
+    if (started_ == 0) started_ = now;
+    if (now - started_ <= context.deadline_ns) return true;
+    report_fault(context, info, ErrorCode::timeout, peer);
+    return false;
+  }
+
+ private:
+  int polls_ = 0;
+  std::uint64_t started_ = 0;
+};
 
 // One thread: until `peer` has signalled the epoch. expected_count < 0: any count is right.
 __device__ inline bool wait_for_peer(const RankContext& context, const StageInfo& info, int peer,
@@ -160,9 +189,8 @@ __device__ inline bool wait_for_peer(const RankContext& context, const StageInfo
   const std::uint64_t* word = window_at<std::uint64_t>(
       context, context.rank,
       context.layout.signal(info.channel, info.generation, static_cast<std::uint64_t>(peer)));
-  constexpr int kPollsBetweenChecks = 64;
-  std::uint64_t started = 0;
-  for (int polls = 1;; ++polls) {
+  Patience patience;
+  for (;;) {
     const std::uint64_t seen = load_acquire_system(word);
     const std::uint32_t epoch = layout::signal_epoch(seen);
     if (epoch == info.epoch) {
@@ -174,18 +202,7 @@ __device__ inline bool wait_for_peer(const RankContext& context, const StageInfo
       report_fault(context, info, ErrorCode::internal, peer);
       return false;
     }
-    if (polls % kPollsBetweenChecks != 0) continue;
-    const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
-    if (fault != 0) {
-      store_relaxed_system(context.fault_record, fault);
-      return false;
-    }
-    const std::uint64_t now = global_nanoseconds();
-    if (started == 0) started = now;
-    if (now - started > context.deadline_ns) {
-      report_fault(context, info, ErrorCode::timeout, peer);
-      return false;
-    }
+    if (!patience.lasts(context, info, peer)) return false;
   }
 }
 
@@ -200,6 +217,65 @@ __device__ bool wait_for_peers(const RankContext& context, const StageInfo& info
     if (!wait_for_peer(context, info, peer, expected_count(peer))) missing = 1;
   }
   return __syncthreads_or(missing) == 0;
+}
+
+// --- Words that carry their epoch ---------------------------------------------------------------
+
+// Two words, each of 48 bits of data under 16 bits of epoch. Each is stored and loaded whole, so
+// whoever polls for the data has it with the load that shows the epoch: one trip, no fence. A word
+// holds the epoch before until it is written again, so 16 bits tell the two apart for ever.
+struct alignas(16) WordPair {
+  std::uint64_t first;
+  std::uint64_t second;
+};
+inline constexpr int kWordDataBits = 48;
+inline constexpr std::uint64_t kWordData = (std::uint64_t{1} << kWordDataBits) - 1;
+
+__device__ inline std::uint64_t pack_word(std::uint32_t epoch, std::uint64_t data) {
+  return (static_cast<std::uint64_t>(epoch) << kWordDataBits) | (data & kWordData);
+}
+__device__ inline bool holds_epoch(const WordPair& pair, std::uint32_t epoch) {
+  const std::uint64_t differs =
+      (pair.first ^ pack_word(epoch, 0)) | (pair.second ^ pack_word(epoch, 0));
+  return differs >> kWordDataBits == 0;
+}
+__device__ inline void store_pair_system(WordPair* to, const WordPair& pair) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(pair.first),
+               "l"(pair.second)
+               : "memory");
+}
+__device__ inline WordPair load_pair_system(const WordPair* from) {
+  WordPair pair;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(pair.first), "=l"(pair.second)
+               : "l"(from)
+               : "memory");
+  return pair;
+}
+
+// One thread: until the first `count` of kPairs pairs, `stride` bytes apart, hold the epoch; all loads
+// are in flight together. Pair i is what rank first_peer + i * peer_step owes.
+template <int kPairs>
+__device__ bool receive_pairs(const RankContext& context, const StageInfo& info,
+                              const std::byte* from, std::uint64_t stride, int count,
+                              int first_peer, int peer_step, WordPair (&pairs)[kPairs]) {
+  Patience patience;
+  for (;;) {
+    int missing = -1;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (i < count) {
+        pairs[i] = load_pair_system(
+            reinterpret_cast<const WordPair*>(from + static_cast<std::uint64_t>(i) * stride));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (i < count && !holds_epoch(pairs[i], info.epoch)) missing = i;
+    }
+    if (missing < 0) return true;
+    if (!patience.lasts(context, info, first_peer + missing * peer_step)) return false;
+  }
 }
 
 }  // namespace wherry::kernels::cuda
