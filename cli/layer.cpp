@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "command.hpp"
 #include "experts/expert_hidden.hpp"
@@ -23,22 +25,26 @@ struct LayerOptions {
   ExchangeOptions exchange;
   RoutingOptions routing;
   std::optional<int> expert_hidden;
+  int replicas = 0;
   int steps = 5;
   bool json = false;
 };
 
-// Bytes that a run takes beside its weights: windows, tokens and results, and one expert a rank that
-// is not packed yet.
+// Bytes that a run takes beside its weights: windows, tokens and results, one expert a rank that is
+// not packed yet, and with formats on the way once more as much as the windows, for rows as they are.
 std::uint64_t bytes_beside_weights(const LayerJob& job, std::int64_t expert_hidden) {
   const auto ranks = static_cast<std::uint64_t>(job.launch.ranks);
   const auto rows = static_cast<std::uint64_t>(2 * job.tokens * job.model.hidden);
-  return ranks * (job.config.window_bytes(job.launch.ranks) + rows * 2 +
+  const bool converts =
+      job.config.dispatch_wire != Wire::same || job.config.combine_wire != Wire::same;
+  return ranks * (job.config.window_bytes(job.launch.ranks) * (converts ? 2 : 1) + rows * 2 +
                   expert_weight_bytes(1, job.model.hidden, expert_hidden, job.config.dtype));
 }
 
 std::uint64_t bytes_of(const LayerJob& job, std::int64_t expert_hidden) {
   return bytes_beside_weights(job, expert_hidden) +
-         expert_weight_bytes(job.model.experts, job.model.hidden, expert_hidden, job.config.dtype);
+         expert_weight_bytes(job.model.experts + job.replicas, job.model.hidden, expert_hidden,
+                             job.config.dtype);
 }
 
 // Throws out_of_memory, saying what would fit, before anything is allocated: a machine that runs out
@@ -60,16 +66,33 @@ void check_memory(const LayerJob& job, std::uint64_t available) {
                           text(needed), text(usable), text(available), allowed));
 }
 
+// Every rank as many slots; which experts the replicas are of is decided by load.
+Placement spread(const LayerJob& job) {
+  const int slots = job.model.experts + job.replicas;
+  const int ranks = job.launch.ranks;
+  const int missing = (ranks - slots % ranks) % ranks;
+  WHERRY_CHECK_ARGUMENT(slots % ranks == 0, Stage::placement,
+                        "--replicas {} makes {} slots of {} experts, which {} ranks cannot share "
+                        "evenly; --replicas {} would do",
+                        job.replicas, slots, job.model.experts, ranks, job.replicas + missing);
+  std::vector<int> slot_to_expert, slot_begin;
+  for (int slot = 0; slot < slots; ++slot) slot_to_expert.push_back(slot % job.model.experts);
+  for (int rank = 0; rank <= ranks; ++rank) slot_begin.push_back(slots / ranks * rank);
+  return Placement::from_slots(job.model.experts, std::move(slot_to_expert), std::move(slot_begin));
+}
+
 LayerJob settle(const LayerOptions& options) {
   LayerJob job{.launch = options.launch,
                .routing = options.routing,
                .model = options.shape.resolve(),
                .expert_hidden_sentence = {},
                .tokens = options.shape.tokens,
+               .replicas = options.replicas,
                .steps = options.steps,
                .config = {}};
   job.config = options.exchange.config(job.model, job.tokens, Seconds(options.launch.deadline));
   job.config.num_threads = threads_per_rank(job.launch.ranks);
+  if (job.replicas > 0) job.config.placement = spread(job);
   const std::uint64_t available = available_memory();
   if (options.expert_hidden) {
     job.model.expert_hidden = *options.expert_hidden;
@@ -119,6 +142,12 @@ void add_layer(CLI::App& app, Run& run) {
       ->check(whole_number(1, 1 << 20))
       ->type_name("N");
   add_exchange_options(*command, options->exchange);
+  command
+      ->add_option("--replicas", options->replicas,
+                   "Slots beyond one an expert; they and all experts are placed by load")
+      ->check(whole_number(0, 1 << 16))
+      ->type_name("N")
+      ->capture_default_str();
   add_routing_options(*command, options->routing);
   command->add_option("--steps", options->steps, "Timed repetitions")
       ->check(whole_number(1, 100000))

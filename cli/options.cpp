@@ -83,6 +83,12 @@ Model ShapeOptions::resolve() const {
                         "--topk {} is larger than --experts {}: a token visits an expert at most "
                         "once, so --topk may be 1 to {}",
                         shape.topk, shape.experts, shape.experts);
+  // What the router of the model has no meaning for in another shape is left out.
+  const int group_size = shape.experts / shape.groups;
+  if (shape.experts % shape.groups != 0 || shape.topk > group_size * shape.groups_kept) {
+    shape.groups = shape.groups_kept = 1;
+  }
+  shape.weight_on_input = shape.weight_on_input && shape.topk == 1;
   return shape;
 }
 

@@ -35,16 +35,29 @@ std::vector<float> log_popularity(const RoutingOptions& options, int experts) {
   return result;
 }
 
+std::vector<float> selection_bias(const RoutingOptions& options, int experts) {
+  constexpr double kLargest = 0.02;
+  std::vector<float> result;
+  for (int e = 0; e < experts; ++e) {
+    const std::uint64_t bits = mix(mix(~options.seed) + static_cast<std::uint64_t>(e));
+    const double uniform = static_cast<double>(bits >> 11) * 0x1p-53;
+    result.push_back(static_cast<float>(kLargest * (2.0 * uniform - 1.0)));
+  }
+  return result;
+}
+
 }  // namespace
 
-TokenRouting synthetic_routing(const RoutingOptions& options, int experts, int topk,
+TokenRouting synthetic_routing(const RoutingOptions& options, const RouterConfig& router,
                                std::int64_t first_token, std::int64_t tokens) {
   constexpr std::int64_t kBlock = 1024;  // tokens whose logits exist at once
-  const RouterConfig router{.experts = experts, .topk = topk};
-  const std::vector<float> popularity = log_popularity(options, experts);
+  const std::vector<float> popularity = log_popularity(options, router.experts);
+  const std::vector<float> bias =
+      router.bias ? selection_bias(options, router.experts) : std::vector<float>();
+  const auto topk = static_cast<std::int64_t>(router.topk);
   const auto entries = static_cast<std::size_t>(tokens * topk);
   TokenRouting result{std::vector<std::int32_t>(entries), std::vector<float>(entries), tokens,
-                      topk};
+                      router.topk, router.weight_on_input};
   std::vector<float> logits;
   for (std::int64_t begin = 0; begin < tokens; begin += kBlock) {
     const std::int64_t count = std::min(kBlock, tokens - begin);
@@ -58,7 +71,7 @@ TokenRouting synthetic_routing(const RoutingOptions& options, int experts, int t
     }
     const auto from = static_cast<std::size_t>(begin * topk);
     const auto size = static_cast<std::size_t>(count * topk);
-    static_cast<void>(route(router, {.tokens = count, .logits = logits},
+    static_cast<void>(route(router, {.tokens = count, .logits = logits, .bias = bias},
                             std::span(result.ids).subspan(from, size),
                             std::span(result.weights).subspan(from, size)));
   }

@@ -13,12 +13,16 @@
 
 namespace wherry::cli {
 
+inline constexpr int kMostExperts = 1 << 16;
+inline constexpr int kMostRanks = 1024;
+
 struct LayerJob {
   LaunchOptions launch;
   RoutingOptions routing;
   Model model;  // with what the flags changed; its expert_hidden is that of the run
   std::string expert_hidden_sentence;  // how expert_hidden was chosen; empty: by the user
   std::int64_t tokens = 0;             // a rank
+  int replicas = 0;                    // slots beyond one an expert
   int steps = 0;
   ExchangeConfig config;
 
@@ -38,6 +42,12 @@ struct LayerOutcome {
   double max_error = 0.0, tolerance = 0.0;
   bool verified = false;
   std::int64_t worst_token = -1, worst_column = -1;  // worst_token counts over all ranks
+
+  // Tokens of each expert, all timed steps together, and rows of each rank in them; the largest rank
+  // over the mean as it was before the replicas were placed by load, and as it is.
+  std::int64_t loads[kMostExperts] = {};
+  std::int64_t rank_rows[kMostRanks] = {};
+  double imbalance_before = 1.0, imbalance = 1.0;
 
   char kernels[32] = {}, fabric[32] = {}, experts_by[32] = {};
 };

@@ -1,13 +1,16 @@
 // One rank of `wherry layer`: makes its experts, runs the steps, verifies the last one.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <string_view>
 #include <vector>
 
 #include "experts/synthetic.hpp"
 #include "gather.hpp"
+#include "kernels/numerics.hpp"
 #include "layer/job.hpp"
 #include "layer/verify.hpp"
 #include "progress.hpp"
@@ -22,10 +25,14 @@ enum Part : std::uint8_t { kPlan, kDispatch, kExperts, kCombine, kParts };
 
 // bf16 rows, tightly packed.
 struct Rows {
-  Rows(std::int64_t rows, std::int64_t hidden) : values(static_cast<std::size_t>(rows * hidden)) {
+  Rows(std::int64_t rows, std::int64_t hidden) {
+    view.cols = hidden;
+    resize(rows);
+  }
+  void resize(std::int64_t rows) {
+    values.resize(static_cast<std::size_t>(rows * view.cols));
     view.data = values.data();
     view.rows = rows;
-    view.cols = hidden;
   }
   std::vector<std::uint16_t> values;
   TensorView view;
@@ -38,11 +45,16 @@ class Rank {
         job_(job),
         progress_(progress),
         synthetic_{job.routing.seed, job.model.hidden, job.model.expert_hidden},
-        mlp_(make_experts()),
+        dispatch_wire_(wire_format(job.config.dispatch_wire, DType::bf16, job.model.hidden)),
+        combine_wire_(wire_format(job.config.combine_wire, DType::bf16, job.model.hidden)),
         exchange_(group, job.config),
         plan_(exchange_.make_plan()),
+        imbalance_before_(place_by_load()),
+        mlp_(make_experts()),
         x_(job.tokens, job.model.hidden),
-        out_(job.tokens, job.model.hidden) {}
+        out_(job.tokens, job.model.hidden),
+        rows_(0, job.model.hidden),
+        results_(0, job.model.hidden) {}
 
   // Collective: one step, of tokens and routing that no other step has, so that a row left from an
   // earlier step is seen.
@@ -50,11 +62,17 @@ class Rank {
   [[nodiscard]] LocalVerification verify() const;
 
   [[nodiscard]] const std::array<double, kParts>& times() const noexcept { return times_; }
-  [[nodiscard]] const Exchange& exchange() const noexcept { return exchange_; }
+  [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
   [[nodiscard]] const GatedMlp& experts() const noexcept { return mlp_; }
   [[nodiscard]] std::int64_t rows_received() const noexcept { return rows_received_; }
+  // The largest rank load over the mean before the replicas were placed.
+  [[nodiscard]] double imbalance_before() const noexcept { return imbalance_before_; }
 
  private:
+  // Collective: plans some steps for their loads alone, then has every rank place the experts by them.
+  double place_by_load();
+  void route(int number);
+  void weigh_input();
   GatedMlp make_experts() const;
   void run_experts(const Received& received, TensorView y);
   // Microseconds that this rank needs for `work`, once all ranks have met.
@@ -71,17 +89,36 @@ class Rank {
   const LayerJob& job_;
   Progress& progress_;
   SyntheticExperts synthetic_;
-  GatedMlp mlp_;
+  WireFormat dispatch_wire_, combine_wire_;
   Exchange exchange_;
   Plan plan_;
-  Rows x_, out_;
   TokenRouting routing_;
+  double imbalance_before_;
+  GatedMlp mlp_;
+  Rows x_, out_;
+  Rows rows_;     // received rows that travelled in another format, converted back
+  Rows results_;  // results that will travel so
   std::array<double, kParts> times_{};
   std::int64_t rows_received_ = 0;
 };
 
+double Rank::place_by_load() {
+  if (job_.replicas == 0) return 1.0;
+  constexpr int kSteps = 4;
+  for (int number = 0; number < kSteps; ++number) {
+    route(number);
+    exchange_.plan(routing_.view(), plan_);
+  }
+  const std::vector<double> loads(exchange_.loads().begin(), exchange_.loads().end());
+  const Placement& now = exchange_.placement();
+  const double before = imbalance(rank_loads(now, loads));
+  const BalanceConfig config{.ranks = group_.size(), .slots = now.num_slots()};
+  exchange_.set_placement(balance({loads}, config, {&now, 1}).front().placement());
+  return before;
+}
+
 GatedMlp Rank::make_experts() const {
-  const auto placement = Placement::contiguous(job_.model.experts, group_.size());
+  const Placement& placement = exchange_.placement();
   const auto slots = placement.slot_begin().subspan(static_cast<std::size_t>(group_.rank()), 2);
   const auto mine = placement.slot_to_expert().subspan(
       static_cast<std::size_t>(slots[0]), static_cast<std::size_t>(slots[1] - slots[0]));
@@ -89,12 +126,14 @@ GatedMlp Rank::make_experts() const {
                              .expert_hidden = job_.model.expert_hidden,
                              .num_threads = threads_per_rank(group_.size())};
   const WeightSource source = synthetic_.source();
-  return {
-      config, mine, [&](int expert, Matrix matrix, TensorView weights) {
-        progress_.tick(fmt::format("Making the weights of {} experts: {} of {}", job_.model.experts,
-                                   (expert - mine[0]) * group_.size(), job_.model.experts));
-        source(expert, matrix, weights);
-      }};
+  int made = 0;
+  return {config, mine, [&](int expert, Matrix matrix, TensorView weights) {
+            if (matrix == Matrix::gate) ++made;
+            progress_.tick(fmt::format("Making the weights of {} experts: {} of {}",
+                                       placement.num_slots(), (made - 1) * group_.size(),
+                                       placement.num_slots()));
+            source(expert, matrix, weights);
+          }};
 }
 
 void Rank::run_experts(const Received& received, TensorView y) {
@@ -107,18 +146,46 @@ void Rank::run_experts(const Received& received, TensorView y) {
   }
 }
 
+// Of the global batch of all steps.
+std::int64_t first_token(const Group& group, const LayerJob& job, int number) {
+  return (static_cast<std::int64_t>(number) * group.size() + group.rank()) * job.tokens;
+}
+
+void Rank::route(int number) {
+  routing_ = synthetic_routing(job_.routing, router_config(job_.model),
+                               first_token(group_, job_, number), job_.tokens);
+}
+
+// Models that put the routing weight on the expert's input, which is then rounded to bf16.
+void Rank::weigh_input() {
+  const std::int64_t hidden = job_.model.hidden;
+  for (std::int64_t i = 0; i < job_.tokens * hidden; ++i) {
+    std::uint16_t& value = x_.values[static_cast<std::size_t>(i)];
+    const float weight = routing_.weights[static_cast<std::size_t>(i / hidden)];
+    value = float_to_bf16(bf16_to_float(value) * weight);
+  }
+}
+
 void Rank::step(int number) {
-  const std::int64_t first = (static_cast<std::int64_t>(number) * group_.size() + group_.rank()) *
-                             job_.tokens;  // of the global batch of all steps
-  fill_synthetic_tokens(job_.routing.seed, first, x_.view);
-  routing_ =
-      synthetic_routing(job_.routing, job_.model.experts, job_.model.topk, first, job_.tokens);
+  fill_synthetic_tokens(job_.routing.seed, first_token(group_, job_, number), x_.view);
+  route(number);
+  if (routing_.weight_on_input) weigh_input();
   Received received;
   TensorView y;
   time(kPlan, [&] { exchange_.plan(routing_.view(), plan_); });
-  time(kDispatch, [&] { received = exchange_.dispatch(plan_, x_.view); });
+  const PlanData& data = plan_.to_host();
+  const std::int64_t rows =
+      job_.config.layout == Layout::tokens ? data.token_rows_received : data.slot_begin.back();
+  // Experts here compute in bf16: with a format on the way, rows are converted back as they arrive.
+  DispatchOptions options;
+  if (!dispatch_wire_.keeps_dtype()) {
+    rows_.resize(std::max<std::int64_t>(rows, 1));
+    options.out = rows_.view;
+  }
+  if (!combine_wire_.keeps_dtype()) results_.resize(rows);
+  time(kDispatch, [&] { received = exchange_.dispatch(plan_, x_.view, options); });
   time(kExperts, [&] {
-    y = exchange_.combine_input(plan_);
+    y = combine_wire_.keeps_dtype() ? exchange_.combine_input(plan_) : results_.view;
     run_experts(received, y);
   });
   time(kCombine, [&] { exchange_.combine(plan_, y, out_.view); });
@@ -128,7 +195,18 @@ void Rank::step(int number) {
 LocalVerification Rank::verify() const {
   const double flop = reference_flop(synthetic_, job_.global_tokens() * job_.model.topk);
   const auto chosen = tokens_to_verify(group_.size(), group_.rank(), job_.tokens, flop);
-  return verify_tokens(synthetic_, chosen, x_.view, routing_.view(), out_.view,
+  // The experts got what the format on the way made of x, the same everywhere.
+  Rows x = x_;
+  x.view.data = x.values.data();
+  if (!dispatch_wire_.keeps_dtype()) {
+    std::vector<float> payload(static_cast<std::size_t>(dispatch_wire_.payload_bytes / 4 + 1));
+    std::vector<float> scales(static_cast<std::size_t>(dispatch_wire_.scale_bytes / 4 + 1));
+    for (std::int64_t token = 0; token < job_.tokens; ++token) {
+      quantize_row(dispatch_wire_, x_.view.row(token), payload.data(), scales.data());
+      dequantize_row(dispatch_wire_, payload.data(), scales.data(), x.view.row(token));
+    }
+  }
+  return verify_tokens(synthetic_, chosen, x.view, routing_.view(), out_.view, combine_wire_,
                        threads_per_rank(group_.size()));
 }
 
@@ -153,6 +231,16 @@ void add_counts(const std::vector<Counts>& ranks, LayerOutcome& outcome) {
     outcome.weight_bytes += rank.weight_bytes;
     outcome.window_bytes += rank.window_bytes;
   }
+}
+
+void add_loads(const Exchange& exchange, LayerOutcome& outcome) {
+  const std::vector<double> loads(exchange.loads().begin(), exchange.loads().end());
+  std::ranges::copy(exchange.loads(), outcome.loads);
+  const std::vector<double> ranks = rank_loads(exchange.placement(), loads);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    outcome.rank_rows[rank] = std::llround(ranks[rank]);
+  }
+  outcome.imbalance = imbalance(ranks);
 }
 
 void add_verification(const std::vector<LocalVerification>& ranks, std::int64_t tokens,
@@ -186,6 +274,7 @@ void run_layer_rank(const Group& group, const LayerJob& job, LayerOutcome& outco
   std::vector<double> times;          // [steps, parts]
   Counts counts{};
   for (int number = 0; number < warm + job.steps; ++number) {
+    if (number == warm) rank.exchange().reset_loads();
     progress.tick(number < warm ? std::string("Warming up")
                                 : fmt::format("Step {} of {}", number - warm + 1, job.steps));
     counts.before = rank.exchange().traffic();
@@ -212,6 +301,8 @@ void run_layer_rank(const Group& group, const LayerJob& job, LayerOutcome& outco
   outcome.experts = part(kExperts);
   outcome.combine = part(kCombine);
   add_counts(all_counts, outcome);
+  add_loads(rank.exchange(), outcome);
+  outcome.imbalance_before = rank.imbalance_before();
   add_verification(verified, job.tokens, outcome);
   copy_text(rank.exchange().kernels(), outcome.kernels);
   copy_text(rank.exchange().fabric(), outcome.fabric);

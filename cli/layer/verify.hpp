@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "experts/reference.hpp"
+#include "wherry/format.hpp"
 #include "wherry/types.hpp"
 
 namespace wherry::cli {
@@ -21,10 +22,16 @@ struct LocalVerification {
   std::int64_t worst_token = -1, worst_column = -1;  // worst_token of this rank
 };
 
-// Verifies the rows `chosen` of x and y [tokens, hidden]. Local.
+// How far a correct layer may be from the reference because results went home in `wire`, as
+// compare() measures it; 0 for wires that change nothing. verify.cpp derives it.
+[[nodiscard]] double wire_tolerance(const WireFormat& wire, int topk);
+
+// Verifies the rows `chosen` of x, as the experts got it, and of y [tokens, hidden], whose terms came
+// home in combine_wire. Local.
 [[nodiscard]] LocalVerification verify_tokens(const SyntheticExperts& experts,
                                               const std::vector<std::int64_t>& chosen,
                                               ConstTensorView x, const Routing& routing,
-                                              ConstTensorView y, int num_threads);
+                                              ConstTensorView y, const WireFormat& combine_wire,
+                                              int num_threads);
 
 }  // namespace wherry::cli

@@ -208,10 +208,11 @@ double tolerance(const SyntheticExperts& experts, DType dtype) {
                         4.0 * std::sqrt(static_cast<double>(experts.expert_hidden)));
 }
 
-Comparison compare(const SyntheticExperts& experts, const Expected& expected, ConstTensorView y) {
+Comparison compare(const SyntheticExperts& experts, const Expected& expected, ConstTensorView y,
+                   double beyond) {
   check_view(y, expected.tokens, expected.hidden, "y");
   Comparison result;
-  result.tolerance = tolerance(experts, y.dtype);
+  result.tolerance = tolerance(experts, y.dtype) + beyond;
   for (std::int64_t token = 0; token < expected.tokens; ++token) {
     for (std::int64_t column = 0; column < expected.hidden; ++column) {
       const auto at = static_cast<std::size_t>(token * expected.hidden + column);

@@ -37,8 +37,9 @@ struct Comparison {
   bool passed = false;  // every error is at most the tolerance; a NaN fails
   std::int64_t worst_token = -1, worst_column = -1;
 };
-// y [expected.tokens, hidden], bf16 or f32, of a layer whose experts computed in y's dtype.
+// y [expected.tokens, hidden], bf16 or f32, of a layer whose experts computed in y's dtype. `beyond`
+// is added to the tolerance: what else a correct layer may do to y, on the same scale.
 [[nodiscard]] Comparison compare(const SyntheticExperts& experts, const Expected& expected,
-                                 ConstTensorView y);
+                                 ConstTensorView y, double beyond = 0.0);
 
 }  // namespace wherry

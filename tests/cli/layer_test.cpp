@@ -92,12 +92,63 @@ TEST(LayerShapes, BeyondTwentyGflopSixtyFourTokensAreVerified) {
   EXPECT_EQ(done.json()["verified"], true);
 }
 
+TEST(LayerShapes, EveryPresetRunsWithItsOwnRouter) {
+  for (const auto& model : wherry({"info", "--json"}).json()["models"]) {
+    const std::string name = model["name"];
+    const Finished done =
+        wherry(words("layer --hidden 64 --expert-hidden 32 --tokens 6 --steps 1 "
+                     "--ranks 2 --threads --json --model " +
+                     name));
+    ASSERT_EQ(done.code, 0) << name << ": " << done.err;
+    EXPECT_EQ(done.json()["verified"], true) << name;
+    EXPECT_EQ(done.json()["experts"], model["experts"]) << name;
+    EXPECT_NE(done.json()["router"], "") << name;
+  }
+}
+
+TEST(LayerWires, FormatsOnTheWayAreVerifiedWithinTheirOwnBounds) {
+  const double plain = wherry(words(std::string(kSmall) + "--json")).json()["tolerance"];
+  for (const std::string layout : {"grouped", "tokens", "slots"}) {
+    for (const std::string wire : {"e4m3_block128", "mxfp8_e5m2", "nvfp4", "int8_token"}) {
+      const Finished out =
+          wherry(words(std::string(kSmall) + "--json --layout " + layout + " --wire " + wire));
+      ASSERT_EQ(out.code, 0) << layout << " " << wire << ": " << out.err;
+      EXPECT_EQ(out.json()["tolerance"], plain) << "the experts' input is known exactly";
+      const Finished both = wherry(words(std::string(kSmall) + "--json --layout " + layout +
+                                         " --wire " + wire + " --combine-wire " + wire));
+      ASSERT_EQ(both.code, 0) << layout << " " << wire << ": " << both.err;
+      EXPECT_GT(both.json()["max_error"], out.json()["max_error"]);
+      EXPECT_LT(both.json()["tolerance"], 1.0);
+      EXPECT_LT(both.json()["bytes_sent"], out.json()["bytes_sent"]);
+    }
+  }
+}
+
+TEST(LayerReplicas, ArePlacedByLoadAndEvenItOut) {
+  const std::string skewed =
+      "layer --hidden 64 --experts 16 --topk 2 --expert-hidden 32 --tokens 200 --ranks 4 --skew "
+      "1.2 ";
+  const auto plain = wherry(words(skewed + "--json")).json();
+  const Finished done = wherry(words(skewed + "--json --replicas 8"));
+  ASSERT_EQ(done.code, 0) << done.err;
+  const auto layer = done.json();
+  EXPECT_EQ(layer["verified"], true);
+  EXPECT_EQ(layer["loads"].size(), 16U);
+  EXPECT_EQ(layer["loads"], plain["loads"]);  // the same tokens
+  EXPECT_LT(layer["imbalance"], plain["imbalance"]);
+  EXPECT_LT(layer["imbalance"], layer["imbalance_before"]);
+  const Finished uneven = wherry(words(skewed + "--replicas 3"));
+  EXPECT_EQ(uneven.code, 2);
+  EXPECT_THAT(uneven.err, HasSubstr("--replicas 4 would do"));
+}
+
 TEST(LayerText, IsATableAndTheVerdict) {
   const Finished done = wherry(words(std::string(kSmall) + "--ranks 2"));
   ASSERT_EQ(done.code, 0) << done.err;
-  EXPECT_THAT(done.out,
-              AllOf(HasSubstr("stage"), HasSubstr("p99"), HasSubstr("dispatch"),
-                    HasSubstr("verified 22 of 22 tokens: max error "), HasSubstr("<= tolerance ")));
+  EXPECT_THAT(
+      done.out,
+      AllOf(HasSubstr("stage"), HasSubstr("p99"), HasSubstr("dispatch"), HasSubstr("expert load"),
+            HasSubstr("verified 22 of 22 tokens: max error "), HasSubstr("<= tolerance ")));
   EXPECT_THAT(done.out, Not(HasSubstr("\033")));
   EXPECT_EQ(done.err, "");
 }

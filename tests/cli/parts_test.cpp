@@ -6,7 +6,9 @@
 #include <set>
 
 #include "layer/verify.hpp"
+#include "report/bars.hpp"
 #include "report/table.hpp"
+#include "route/models.hpp"
 #include "routing.hpp"
 #include "stats.hpp"
 
@@ -14,7 +16,8 @@ namespace wherry::cli {
 namespace {
 
 std::vector<int> loads(double skew, std::uint64_t seed) {
-  const auto routing = synthetic_routing({.skew = skew, .seed = seed}, 16, 2, 0, 4000);
+  const auto routing =
+      synthetic_routing({.skew = skew, .seed = seed}, {.experts = 16, .topk = 2}, 0, 4000);
   std::vector<int> counts(16);
   for (const std::int32_t id : routing.ids) ++counts[static_cast<std::size_t>(id)];
   std::ranges::sort(counts, std::greater());
@@ -22,7 +25,8 @@ std::vector<int> loads(double skew, std::uint64_t seed) {
 }
 
 TEST(SyntheticRouting, ChoosesDistinctExpertsWithWeightsThatSumToOne) {
-  const auto routing = synthetic_routing({.skew = 2.0, .seed = 3}, 9, 4, 17, 1500);
+  const auto routing =
+      synthetic_routing({.skew = 2.0, .seed = 3}, {.experts = 9, .topk = 4}, 17, 1500);
   for (std::size_t t = 0; t < 1500; ++t) {
     const std::span ids = std::span(routing.ids).subspan(t * 4, 4);
     const std::span weights = std::span(routing.weights).subspan(t * 4, 4);
@@ -32,11 +36,26 @@ TEST(SyntheticRouting, ChoosesDistinctExpertsWithWeightsThatSumToOne) {
 }
 
 TEST(SyntheticRouting, OfATokenDoesNotDependOnTheTokensBesideIt) {
-  const auto all = synthetic_routing({}, 8, 2, 0, 2100);
-  const auto part = synthetic_routing({}, 8, 2, 1500, 600);
+  const auto all = synthetic_routing({}, {.experts = 8, .topk = 2}, 0, 2100);
+  const auto part = synthetic_routing({}, {.experts = 8, .topk = 2}, 1500, 600);
   for (std::size_t i = 0; i < part.ids.size(); ++i) {
     ASSERT_EQ(part.ids[i], all.ids[3000 + i]);
     ASSERT_EQ(part.weights[i], all.weights[3000 + i]);
+  }
+}
+
+TEST(SyntheticRouting, IsThatOfTheModel) {
+  // Top-1 with the weight on the input: combine has no weights.
+  const auto llama = synthetic_routing({}, router_config(find_model("llama4-scout")), 0, 10);
+  EXPECT_EQ(llama.view().weights, nullptr);
+  // 4 of 8 groups of 32: a token's experts lie in four of them; weights sum to the scale.
+  const auto v3 = synthetic_routing({}, router_config(find_model("deepseek-v3")), 0, 200);
+  for (std::size_t t = 0; t < 200; ++t) {
+    std::set<int> groups;
+    for (std::size_t k = 0; k < 8; ++k) groups.insert(v3.ids[t * 8 + k] / 32);
+    EXPECT_LE(groups.size(), 4U);
+    const std::span weights = std::span(v3.weights).subspan(t * 8, 8);
+    EXPECT_NEAR(std::accumulate(weights.begin(), weights.end(), 0.0), 2.5, 1e-5);
   }
 }
 
@@ -46,8 +65,8 @@ TEST(SyntheticRouting, IsEvenWithoutSkewAndFollowsZipfWithIt) {
   // The first choices follow 1/place exactly; the second, without the first, are flatter.
   const std::vector<int> skewed = loads(1.0, 1);
   EXPECT_GT(skewed.front(), 4 * skewed.back());
-  EXPECT_NE(synthetic_routing({.seed = 1}, 16, 2, 0, 50).ids,
-            synthetic_routing({.seed = 2}, 16, 2, 0, 50).ids);
+  EXPECT_NE(synthetic_routing({.seed = 1}, {.experts = 16, .topk = 2}, 0, 50).ids,
+            synthetic_routing({.seed = 2}, {.experts = 16, .topk = 2}, 0, 50).ids);
 }
 
 TEST(TokensToVerify, AreAllBelowTheLimitAndElseSixtyFourWithFirstAndLast) {
@@ -76,7 +95,8 @@ TEST(VerifyTokens, FindsOneWrongElementAndNamesIt) {
   const SyntheticExperts experts{.seed = 1, .hidden = kHidden, .expert_hidden = 4};
   const auto verify = [&] {
     return verify_tokens(experts, {0, 2, 4}, {x.data(), DType::bf16, kTokens, kHidden}, routing,
-                         {y.data(), DType::bf16, kTokens, kHidden}, 1);
+                         {y.data(), DType::bf16, kTokens, kHidden},
+                         wire_format(Wire::same, DType::bf16, kHidden), 1);
   };
   EXPECT_TRUE(verify().passed);
   EXPECT_EQ(verify().tokens, 3);
@@ -115,6 +135,13 @@ TEST(Table, AlignsColumnsAndKeepsUnitsReadable) {
   EXPECT_EQ(time_text(999.7), "1.00 ms");
   EXPECT_EQ(time_text(12345.0), "12.3 ms");
   EXPECT_EQ(time_text(2.5e6), "2.50 s");
+}
+
+TEST(Bars, AreAsHighAsTheirShareOfTheLargest) {
+  EXPECT_EQ(bars_text(std::vector<std::int64_t>{0, 1, 4, 8}), " ▁▄█");
+  EXPECT_EQ(bars_text(std::vector<std::int64_t>{1, 100, 3, 50}, 2), "█▄");
+  EXPECT_EQ(bars_text(std::vector<std::int64_t>{0, 0}), "  ");
+  EXPECT_EQ(bars_text({}), "");
 }
 
 }  // namespace
