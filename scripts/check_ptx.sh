@@ -11,7 +11,7 @@ trap 'rm -rf "${folder}"' EXIT
 failures=0
 fail() { echo "check_ptx: $*" >&2; failures=$((failures + 1)); }
 
-kernels=(count dispatch_send dispatch_recv combine_send combine_recv)
+kernels=(count plan_dispatch dispatch_send dispatch_recv combine_send combine_recv)
 for name in "${kernels[@]}"; do
   "${nvcc}" -std=c++20 -O3 --fmad=false -Isrc -Iinclude -arch=compute_90a -ptx \
     "src/kernels/cuda/${name}.cu" -o "${folder}/${name}.ptx"
@@ -29,6 +29,7 @@ has() { grep -qE "$2" "$1" || fail "$(basename "$1"): no $3"; }
 hasnt() {
   if grep -nE "$2" "$1" >&2; then fail "$(basename "$1"): $3"; fi
 }
+signals='st\.relaxed\.sys\.global\.u64'
 # Line of the first or last match.
 first() { { grep -nE "$2" "$1" || true; } | head -1 | cut -d: -f1; }
 last() { { grep -nE "$2" "$1" || true; } | tail -1 | cut -d: -f1; }
@@ -37,24 +38,25 @@ entries=0
 for file in "${folder}"/*.entry; do
   entries=$((entries + 1))
   hasnt "${file}" 'ld\.global(\.[a-z0-9:_]+)*\.nc' "a non-coherent load; peers write what kernels read"
-  hasnt "${file}" '(ld\.acquire|st\.release)\.(gpu|cta|cluster)' "a signal whose scope is smaller than the system"
+  hasnt "${file}" '(ld\.(acquire|relaxed)|st\.(release|relaxed))\.(gpu|cta|cluster)' "a signal or a word whose scope is smaller than the system"
   hasnt "${file}" 'fence\.(acq_rel|sc)\.(gpu|cta|cluster)' "a fence whose scope is smaller than the system"
   hasnt "${file}" '(red|atom)\.relaxed\.[a-z]+\.global\.inc' "an arrival that orders nothing"
 
-  if grep -q 'st\.release\.sys' "${file}"; then
+  # A signal is st.relaxed.sys of one word. (Counts are st.relaxed.sys.v2: they carry their epoch.)
+  if grep -q "${signals}" "${file}"; then
     # The last block: arrival, fence, signal, in this order.
     arrival=$(first "${file}" 'atom\.acq_rel\.gpu\.global\.inc')
     fence=$(first "${file}" 'fence\.acq_rel\.sys')
-    signal=$(first "${file}" 'st\.release\.sys')
+    signal=$(first "${file}" "${signals}")
     case ${file} in
       */combine_recv.*) ;;
       *) [ -n "${arrival}" ] || fail "$(basename "${file}"): signals without an arrival counter (atom.acq_rel.gpu)" ;;
     esac
     [ -n "${fence}" ] || fail "$(basename "${file}"): signals without fence.acq_rel.sys"
-    [ "${fence:-0}" -lt "${signal}" ] || fail "$(basename "${file}"): the fence comes after the signal"
+    [ "${fence:-999999}" -lt "${signal}" ] || fail "$(basename "${file}"): the fence comes after the signal"
     case ${file} in
       */combine_recv.*) ;;  # its signal says that earlier kernels have finished
-      *) [ "${arrival:-999999}" -lt "${signal}" ] || fail "$(basename "${file}"): signals before all blocks arrived" ;;
+      *) [ "${arrival:-999999}" -lt "${fence:-0}" ] || fail "$(basename "${file}"): fences before all blocks arrived" ;;
     esac
   fi
   if grep -q 'cp\.async\.bulk\.global\.shared' "${file}"; then
@@ -65,16 +67,18 @@ for file in "${folder}"/*.entry; do
     [ "${written:-999999}" -lt "${arrival}" ] || fail "$(basename "${file}"): arrives before its bulk stores are written"
   fi
 done
-for file in "${folder}"/{dispatch_send,dispatch_recv,combine_recv,count}.*.entry; do
-  case $(basename "${file}") in
-    count.*) grep -qE 'ld\.acquire\.sys|st\.release\.sys' "${file}" || fail "$(basename "${file}"): neither waits nor signals" ;;
-    *) has "${file}" 'ld\.acquire\.sys' "acquiring wait (ld.acquire.sys)" ;;
-  esac
+for file in "${folder}"/{dispatch_send,dispatch_recv,combine_recv,plan_dispatch}.*.entry; do
+  has "${file}" 'ld\.acquire\.sys' "acquiring wait (ld.acquire.sys)"
 done
-for file in "${folder}"/{dispatch_send,combine_send}.*.entry; do
-  has "${file}" 'st\.release\.sys' "releasing signal (st.release.sys)"
+for file in "${folder}"/{dispatch_send,combine_send,plan_dispatch}.*.entry; do
+  has "${file}" "${signals}" "signal (st.relaxed.sys after a fence)"
+done
+for file in "${folder}"/{count,plan_dispatch}.*.entry; do
+  grep -qE '(ld|st)\.relaxed\.sys\.global\.v2\.u64' "${file}" ||
+    fail "$(basename "${file}"): counts do not travel in words of the system's scope"
+  hasnt "${file}" '(ld|st)\.relaxed\.sys\.global\.v[24]\.(u32|b32|u16)' "words that are not whole"
 done
 
-[ "${entries}" -ge 10 ] || fail "found ${entries} kernels only"
+[ "${entries}" -ge 20 ] || fail "found ${entries} kernels only"
 [ "${failures}" = 0 ] || exit 1
 echo "check_ptx: ${entries} kernels keep the memory-order rules"

@@ -20,8 +20,8 @@ for architecture in ${architectures}; do
 done
 flags=(-std=c++20 -O3 --fmad=false -lineinfo -Xcompiler=-Wall,-Wextra,-ffp-contract=off
        -Isrc -Iinclude "${gencode[@]}")
-sources=(src/kernels/cuda/{count,dispatch_send,dispatch_recv,combine_send,combine_recv}.cu
-         bench/cuda/{cluster,check,soak,time,main}.cu)
+sources=(src/kernels/cuda/{count,plan_dispatch,dispatch_send,dispatch_recv,combine_send,combine_recv}.cu
+         bench/cuda/{cluster,cluster_checks,check,soak,time,main}.cu)
 
 build_program() {
   local objects=() failed=0 source object jobs=()

@@ -1,4 +1,5 @@
-#include "cluster.hpp"
+// The memory of a Cluster and the calls of a step.
+#include "cluster_local.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -9,115 +10,6 @@ namespace wherry::bench {
 namespace cuda = kernels::cuda;
 
 namespace {
-
-constexpr int kThreads = 256;
-
-// --- Kernels that fill and compare, by the oracle's functions -------------------------------------
-
-__global__ void fill_payload(std::uint16_t* x, int tokens, int hidden, int set, int rank) {
-  for (int token = static_cast<int>(blockIdx.x); token < tokens;
-       token += static_cast<int>(gridDim.x)) {
-    for (int column = static_cast<int>(threadIdx.x); column < hidden; column += kThreads) {
-      x[static_cast<std::size_t>(token) * hidden + column] = payload(set, rank, token, column);
-    }
-  }
-}
-
-__device__ void note(Mismatches* found, unsigned long long* counter, int kind, int rank, int row,
-                     int column, int expected, int got) {
-  if (atomicAdd(counter, 1ULL) != 0) return;
-  const int values[6] = {kind, rank, row, column, expected, got};
-  for (int i = 0; i < 6; ++i) found->first[i] = values[i];
-}
-
-struct ExpertsArgs {
-  layout::WindowLayout layout;
-  std::byte* window;
-  const Origin* origins;
-  int num_origins, rank, generation, set, hidden, topk, experts;
-  bool e4m3, zero_padding, entries;
-  const layout::TokenEntry* expected_entries;
-  int num_token_rows;
-  Mismatches* found;
-};
-
-__device__ void check_quantised(const ExpertsArgs& a, int row, const Origin& origin,
-                                const std::byte* bytes) {
-  for (int block = static_cast<int>(threadIdx.x); block < (a.hidden + 127) / 128;
-       block += kThreads) {
-    const int end = min(a.hidden, block * 128 + 128);
-    float largest = 0.0F;
-    for (int c = block * 128; c < end; ++c) {
-      largest = fmaxf(largest, fabsf(widen(payload(a.set, origin.source, origin.token, c))));
-    }
-    const float scale = largest == 0.0F ? 1.0F : __fdiv_rn(largest, 448.0F);
-    const float stored = reinterpret_cast<const float*>(bytes + a.hidden)[block];
-    if (__float_as_int(scale) != __float_as_int(stored)) {
-      note(a.found, &a.found->rows, 1, a.rank, row, block, __float_as_int(scale),
-           __float_as_int(stored));
-    }
-    for (int c = block * 128; c < end; ++c) {
-      const float x = widen(payload(a.set, origin.source, origin.token, c));
-      const int expected = to_e4m3(__fdiv_rn(x, scale));
-      const int got = static_cast<int>(bytes[c]);
-      if (expected != got) note(a.found, &a.found->rows, 2, a.rank, row, c, expected, got);
-    }
-  }
-}
-
-// Compares each received row with its origin's payload and writes what its expert makes of it.
-__global__ void run_experts(ExpertsArgs a) {
-  for (int row = static_cast<int>(blockIdx.x); row < a.num_origins;
-       row += static_cast<int>(gridDim.x)) {
-    const Origin origin = a.origins[row];
-    const auto at = static_cast<std::uint64_t>(row);
-    const auto generation = static_cast<std::uint64_t>(a.generation);
-    const std::byte* bytes = a.window + a.layout.row(generation, at);
-    const auto* in = reinterpret_cast<const std::uint16_t*>(bytes);
-    auto* out = reinterpret_cast<std::uint16_t*>(a.window + a.layout.result(generation, at));
-    if (origin.source < 0 && !a.zero_padding) continue;
-    if (origin.source >= 0 && a.e4m3) check_quantised(a, row, origin, bytes);
-    for (int c = static_cast<int>(threadIdx.x); c < a.hidden; c += kThreads) {
-      if (origin.source < 0) {
-        if (in[c] != 0) note(a.found, &a.found->rows, 3, a.rank, row, c, 0, in[c]);
-        continue;
-      }
-      const std::uint16_t expected = payload(a.set, origin.source, origin.token, c);
-      const std::uint16_t got = a.e4m3 ? expected : in[c];
-      if (got != expected) note(a.found, &a.found->rows, 0, a.rank, row, c, expected, got);
-      out[c] = static_cast<std::uint16_t>(got ^ expert_bits(origin.expert));
-    }
-  }
-  if (!a.entries) return;
-  const int threads = static_cast<int>(gridDim.x) * kThreads;
-  for (int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-       i < a.num_token_rows * a.topk; i += threads) {
-    const auto* got = reinterpret_cast<const layout::TokenEntry*>(
-        a.window + a.layout.token_entries(static_cast<std::uint64_t>(a.generation),
-                                          static_cast<std::uint64_t>(i / a.topk)));
-    const layout::TokenEntry& entry = got[i % a.topk];
-    const layout::TokenEntry& expected = a.expected_entries[i];
-    if (entry.position != expected.position || entry.weight != expected.weight) {
-      note(a.found, &a.found->entries, 4, a.rank, i / a.topk, i % a.topk, expected.position,
-           entry.position);
-    }
-  }
-}
-
-__global__ void compare_sums(const std::uint16_t* out, SumRule rule, int rank, int tokens,
-                             int hidden, const std::int32_t* dest, const std::int32_t* slot,
-                             const float* weights, Mismatches* found) {
-  for (int token = static_cast<int>(blockIdx.x); token < tokens;
-       token += static_cast<int>(gridDim.x)) {
-    const int first = token * rule.topk;
-    for (int c = static_cast<int>(threadIdx.x); c < hidden; c += kThreads) {
-      const std::uint16_t expected =
-          expected_sum(rule, rank, token, c, dest + first, slot + first, weights + first);
-      const std::uint16_t got = out[static_cast<std::size_t>(token) * hidden + c];
-      if (got != expected) note(found, &found->sums, 5, rank, token, c, expected, got);
-    }
-  }
-}
 
 bool sums_partials(const Shape& shape) {
   return shape.layout == Layout::grouped && shape.reduction == Reduction::by_rank && shape.partials;
@@ -135,28 +27,6 @@ __global__ void sleep_for(unsigned nanoseconds) {
 }  // namespace
 
 // --- Memory ---------------------------------------------------------------------------------------
-
-struct Cluster::Local {
-  int rank = 0;
-  cuda::RankContext context{};
-  std::vector<cuda::PlanArrays> plans;  // [depth]
-  std::int32_t* ids = nullptr;          // current
-  float* weights = nullptr;
-  std::uint16_t* x = nullptr;
-  std::uint16_t* out = nullptr;
-  std::int32_t* block_counts = nullptr;
-  std::uint64_t* bad_choice = nullptr;
-  struct Set {
-    std::int32_t *ids, *dest, *slot;
-    float* weights;
-    std::uint16_t* x;
-    Origin* origins;
-    int num_origins;
-    layout::TokenEntry* entries;
-    int num_token_rows;
-  };
-  std::vector<Set> sets;
-};
 
 template <typename T>
 T* Cluster::device(std::size_t count, int fill) {
@@ -178,6 +48,7 @@ Cluster::Cluster(const Options& options) : shape_(options.shape), first_(options
   CUDA_OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUDA_OK(cuda::prepare_count());
   CUDA_OK(cuda::prepare_dispatch_send());
+  CUDA_OK(cuda::prepare_plan_dispatch());
   for (int set = 0; set < shape_.sets; ++set) plans_.push_back(make_plans(shape_, set));
   const int local_ranks = options.local_ranks > 0 ? options.local_ranks : shape_.ranks;
   launch_ranks = local_ranks;
@@ -189,6 +60,16 @@ Cluster::Cluster(const Options& options) : shape_(options.shape), first_(options
        bulk});
   combine_shape = cuda::choose_combine_shape(
       {shape_.tokens, shape_.x_bytes(), everywhere, shape_.blocks, sum_of(shape_)});
+
+  fused_shape = cuda::choose_plan_dispatch_shape({.tokens = shape_.tokens,
+                                                  .num_sms = shape_.blocks,
+                                                  .topk = shape_.topk,
+                                                  .ranks = shape_.ranks,
+                                                  .experts = shape_.experts,
+                                                  .slots = shape_.experts,
+                                                  .row_bytes = shape_.row_bytes(),
+                                                  .scale_pitch = shape_.scale_pitch(),
+                                                  .bulk = shape_.bulk});
 
   std::vector<std::int32_t> identity(static_cast<std::size_t>(shape_.experts) + 1);
   std::vector<std::int32_t> slot_rank, slot_begin;
@@ -229,7 +110,9 @@ void Cluster::make_windows(const Options& options) {
   params.depth = static_cast<std::uint64_t>(shape_.depth);
   params.row_bytes = shape_.row_bytes();
   params.result_bytes = shape_.x_bytes();
+  params.partial_bytes = shape_.x_bytes();
   params.row_capacity = tokens ? token_rows : rows;
+  params.scale_plane_bytes = params.row_capacity * shape_.scale_pitch();
   params.token_row_capacity = entries ? token_rows : 0;
   params.result_capacity = params.row_capacity;
   params.partial_capacity =
@@ -263,7 +146,7 @@ void Cluster::make_windows(const Options& options) {
 void Cluster::make_local(Local& local, int rank, double deadline_s) {
   const auto tokens = static_cast<std::size_t>(shape_.tokens);
   const auto choices = tokens * static_cast<std::size_t>(shape_.topk);
-  const auto elements = tokens * static_cast<std::size_t>(shape_.hidden);
+  const auto x_bytes = tokens * static_cast<std::size_t>(shape_.x_bytes());
   const auto slots = static_cast<std::size_t>(max_local_slots(shape_));
   const auto ranks = static_cast<std::size_t>(shape_.ranks);
   local.rank = rank;
@@ -285,11 +168,10 @@ void Cluster::make_local(Local& local, int rank, double deadline_s) {
   }
   local.ids = device<std::int32_t>(choices);
   local.weights = device<float>(choices);
-  local.x = device<std::uint16_t>(elements);
-  local.out = device<std::uint16_t>(elements);
-  local.block_counts = device<std::int32_t>(
-      cuda::count_workspace_entries(shape_.blocks, shape_.experts, shape_.ranks));
-  local.bad_choice = device<std::uint64_t>(1, 0xFF);
+  local.x = device<std::byte>(x_bytes);
+  local.out = device<std::byte>(x_bytes);
+  local.count_workspace =
+      device<std::byte>(cuda::count_workspace_bytes(shape_.blocks, shape_.experts, shape_.ranks));
   for (int set = 0; set < shape_.sets; ++set) {
     const RankPlan& plan = plans_[static_cast<std::size_t>(set)][static_cast<std::size_t>(rank)];
     const auto& origins = shape_.layout == Layout::tokens ? plan.token_rows : plan.rows;
@@ -297,13 +179,12 @@ void Cluster::make_local(Local& local, int rank, double deadline_s) {
                  upload(plan.dest),
                  upload(plan.slot),
                  upload(plan.weights),
-                 device<std::uint16_t>(elements),
+                 device<std::byte>(x_bytes),
                  upload(origins),
                  static_cast<int>(origins.size()),
                  upload(plan.entries),
                  static_cast<int>(plan.token_rows.size())};
-    fill_payload<<<256, kThreads, 0, stream_>>>(s.x, shape_.tokens, shape_.hidden, set, rank);
-    CUDA_OK(cudaGetLastError());
+    fill_payload(s.x, shape_.dtype, shape_.tokens, shape_.hidden, set, rank, stream_);
     local.sets.push_back(s);
   }
 }
@@ -334,27 +215,6 @@ void Cluster::load_set(int set) {
   }
 }
 
-void Cluster::plan(int generation, cuda::CountStep step) {
-  cuda::RankTable<cuda::CountArgs> table{};
-  for (std::size_t i = 0; i < locals_.size(); ++i) {
-    Local& local = locals_[i];
-    table.rank[i] = {
-        local.context,
-        local.plans[static_cast<std::size_t>(generation)],
-        placement_,
-        local.ids,
-        local.weights,
-        false,
-        local.block_counts,
-        local.bad_choice,
-        cuda::choose_chunk_tokens(shape_.tokens, shape_.blocks),
-        shape_.alignment,
-        rows_per_slot(shape_),
-        shape_.layout == Layout::grouped ? static_cast<std::int32_t>(layout_.row_capacity) : 0};
-  }
-  CUDA_OK(cuda::launch_count(table, launch_ranks, shape_.blocks, step, stream_));
-}
-
 namespace {
 cuda::Rows rows_of(const Shape& shape) {
   if (shape.layout == Layout::tokens) return cuda::Rows::per_rank;
@@ -365,18 +225,63 @@ bool needs_recv(const Shape& shape) {
 }
 }  // namespace
 
+cuda::CountArgs Cluster::count_args(const Local& local, int generation, int chunk_tokens) const {
+  return {.context = local.context,
+          .plan = local.plans[static_cast<std::size_t>(generation)],
+          .placement = placement_,
+          .ids = local.ids,
+          .weights = local.weights,
+          .workspace = local.count_workspace,
+          .ids_are_int64 = false,
+          .chunk_tokens = chunk_tokens,
+          .alignment = shape_.alignment,
+          .rows_per_slot = rows_per_slot(shape_),
+          .row_limit = shape_.layout == Layout::grouped
+                           ? static_cast<std::int32_t>(layout_.row_capacity)
+                           : 0};
+}
+
+cuda::Outgoing Cluster::outgoing(const Local& local, int generation, bool receive) const {
+  return {.x = local.x,
+          .x_pitch = shape_.x_bytes(),
+          .scale_pitch = shape_.scale_pitch(),
+          .generation = static_cast<std::uint32_t>(generation),
+          .rows = rows_of(shape_),
+          .entries = shape_.layout != Layout::slots,
+          .receive = receive};
+}
+
+void Cluster::plan(int generation, cuda::CountStep step) {
+  cuda::RankTable<cuda::CountArgs> table{};
+  const int chunk = cuda::choose_chunk_tokens(shape_.tokens, shape_.blocks, shape_.topk);
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    table.rank[i] = count_args(locals_[i], generation, chunk);
+  }
+  CUDA_OK(cuda::launch_count(table, launch_ranks, step, stream_));
+}
+
+void Cluster::plan_dispatch(int generation) {
+  const bool separate = needs_recv(shape_);
+  if (fused_shape.chunk_tokens == 0) {
+    plan(generation);
+    dispatch(generation);
+    return;
+  }
+  cuda::RankTable<cuda::PlanDispatchArgs> table{};
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    table.rank[i] = {count_args(locals_[i], generation, fused_shape.chunk_tokens),
+                     outgoing(locals_[i], generation, !separate)};
+  }
+  CUDA_OK(cuda::launch_plan_dispatch(table, launch_ranks, fused_shape, stream_));
+  if (separate) dispatch_recv(generation);
+}
+
 void Cluster::dispatch_send(int generation, bool receive) {
   cuda::RankTable<cuda::DispatchSendArgs> table{};
   for (std::size_t i = 0; i < locals_.size(); ++i) {
-    Local& local = locals_[i];
-    table.rank[i] = {local.context,
-                     local.plans[static_cast<std::size_t>(generation)],
-                     reinterpret_cast<const std::byte*>(local.x),
-                     shape_.x_bytes(),
-                     static_cast<std::uint32_t>(generation),
-                     rows_of(shape_),
-                     shape_.layout != Layout::slots,
-                     receive};
+    const Local& local = locals_[i];
+    table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)],
+                     outgoing(local, generation, receive)};
   }
   if (shape_.e4m3) {
     CUDA_OK(cuda::launch_dispatch_send_e4m3(table, launch_ranks, shape_.blocks, shape_.hidden,
@@ -411,7 +316,7 @@ void Cluster::combine_send(int generation) {
   for (std::size_t i = 0; i < locals_.size(); ++i) {
     Local& local = locals_[i];
     table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)],
-                     static_cast<std::uint32_t>(generation), sums_partials(shape_)};
+                     static_cast<std::uint32_t>(generation), shape_.dtype, sums_partials(shape_)};
   }
   const int blocks = sums_partials(shape_) ? shape_.blocks : 1;
   CUDA_OK(cuda::launch_combine_send(table, launch_ranks, blocks, stream_));
@@ -423,9 +328,10 @@ void Cluster::combine_recv(int generation, bool send) {
     Local& local = locals_[i];
     table.rank[i] = {local.context,
                      local.plans[static_cast<std::size_t>(generation)],
-                     reinterpret_cast<std::byte*>(local.out),
+                     local.out,
                      shape_.x_bytes(),
                      static_cast<std::uint32_t>(generation),
+                     shape_.dtype,
                      sum_of(shape_),
                      send};
   }
@@ -443,122 +349,6 @@ void Cluster::delay(int step, int most_us) {
   if (draw % 3 == 0) return;
   sleep_for<<<1, 1, 0, stream_>>>((draw >> 8) % static_cast<unsigned>(most_us * 1000));
   CUDA_OK(cudaGetLastError());
-}
-
-// --- Checks ---------------------------------------------------------------------------------------
-
-void Cluster::experts(int generation, int set) {
-  for (Local& local : locals_) {
-    const Local::Set& s = local.sets[static_cast<std::size_t>(set)];
-    ExpertsArgs args{layout_,
-                     windows_[static_cast<std::size_t>(local.rank)],
-                     s.origins,
-                     s.num_origins,
-                     local.rank,
-                     generation,
-                     set,
-                     shape_.hidden,
-                     shape_.topk,
-                     shape_.experts,
-                     shape_.e4m3,
-                     shape_.layout == Layout::grouped,
-                     shape_.layout != Layout::slots,
-                     s.entries,
-                     s.num_token_rows,
-                     mismatches_};
-    run_experts<<<512, kThreads, 0, stream_>>>(args);
-    CUDA_OK(cudaGetLastError());
-  }
-}
-
-void Cluster::check_sums(int set) {
-  const SumRule rule{shape_.layout, shape_.reduction, shape_.ranks,
-                     shape_.topk,   shape_.experts,   set};
-  for (Local& local : locals_) {
-    const Local::Set& s = local.sets[static_cast<std::size_t>(set)];
-    compare_sums<<<512, kThreads, 0, stream_>>>(local.out, rule, local.rank,
-                                                shape_.tokens_of(local.rank), shape_.hidden, s.dest,
-                                                s.slot, s.weights, mismatches_);
-    CUDA_OK(cudaGetLastError());
-  }
-}
-
-Mismatches Cluster::mismatches() {
-  Mismatches found;
-  CUDA_OK(cudaStreamSynchronize(stream_));
-  CUDA_OK(cudaMemcpy(&found, mismatches_, sizeof(found), cudaMemcpyDeviceToHost));
-  return found;
-}
-
-bool Cluster::plan_is_right(int generation, int set) {
-  CUDA_OK(cudaStreamSynchronize(stream_));
-  const auto same = [](const char* name, int rank, const auto* on_device, const auto& expected) {
-    auto found = expected;
-    CUDA_OK(cudaMemcpy(found.data(), on_device, found.size() * sizeof(found[0]),
-                       cudaMemcpyDeviceToHost));
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      if (found[i] == expected[i]) continue;
-      std::printf("rank %d: %s[%zu] is %d, expected %d\n", rank, name, i,
-                  static_cast<int>(found[i]), static_cast<int>(expected[i]));
-      return false;
-    }
-    return true;
-  };
-  bool right = true;
-  for (Local& local : locals_) {
-    const RankPlan& e = plans_[static_cast<std::size_t>(set)][static_cast<std::size_t>(local.rank)];
-    const cuda::PlanArrays& p = local.plans[static_cast<std::size_t>(generation)];
-    const int r = local.rank;
-    right = same("dest", r, p.dest, e.dest) && same("slot", r, p.slot, e.slot) &&
-            same("row", r, p.row, e.row) && same("token_row", r, p.token_row, e.token_row) &&
-            same("repeat", r, p.repeat, e.repeat) && same("weight", r, p.weight, e.weights) &&
-            same("slot_counts", r, p.slot_counts, e.slot_counts) &&
-            same("slot_begin", r, p.slot_begin, e.slot_begin) &&
-            same("token_rows_from", r, p.token_rows_from, e.token_rows_from) &&
-            same("token_rows_to", r, p.token_rows_to, e.token_rows_to) && right;
-  }
-  return right;
-}
-
-bool Cluster::sums_are_nan() {
-  CUDA_OK(cudaStreamSynchronize(stream_));
-  for (Local& local : locals_) {
-    std::vector<std::uint16_t> out(static_cast<std::size_t>(shape_.tokens_of(local.rank)) *
-                                   static_cast<std::size_t>(shape_.hidden));
-    CUDA_OK(cudaMemcpy(out.data(), local.out, out.size() * 2, cudaMemcpyDeviceToHost));
-    for (const std::uint16_t element : out) {
-      if (element == 0x7FC0) continue;
-      std::printf("rank %d: %04x where the one NaN belongs\n", local.rank, element);
-      return false;
-    }
-  }
-  return true;
-}
-
-bool Cluster::sums_are_right_on_host(int set) {
-  CUDA_OK(cudaStreamSynchronize(stream_));
-  const SumRule rule{shape_.layout, shape_.reduction, shape_.ranks,
-                     shape_.topk,   shape_.experts,   set};
-  for (Local& local : locals_) {
-    const RankPlan& p = plans_[static_cast<std::size_t>(set)][static_cast<std::size_t>(local.rank)];
-    const int tokens = shape_.tokens_of(local.rank);
-    std::vector<std::uint16_t> out(static_cast<std::size_t>(tokens) *
-                                   static_cast<std::size_t>(shape_.hidden));
-    CUDA_OK(cudaMemcpy(out.data(), local.out, out.size() * 2, cudaMemcpyDeviceToHost));
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      const auto token = i / static_cast<std::size_t>(shape_.hidden);
-      const auto column = static_cast<int>(i % static_cast<std::size_t>(shape_.hidden));
-      const std::size_t first = token * static_cast<std::size_t>(shape_.topk);
-      const std::uint16_t expected =
-          expected_sum(rule, local.rank, static_cast<int>(token), column, p.dest.data() + first,
-                       p.slot.data() + first, p.weights.data() + first);
-      if (out[i] == expected) continue;
-      std::printf("rank %d token %zu column %d: sum is %04x, expected %04x (host)\n", local.rank,
-                  token, column, out[i], expected);
-      return false;
-    }
-  }
-  return true;
 }
 
 layout::Fault Cluster::fault(int local) const {

@@ -63,6 +63,8 @@ class Cluster {
   void dispatch_recv(int generation);
   // dispatch in as few launches as the shape allows.
   void dispatch(int generation);
+  // plan and dispatch, in one launch where the shape allows it.
+  void plan_dispatch(int generation);
   void combine_send(int generation);
   void combine_recv(int generation, bool send = false);
   void combine(int generation);
@@ -82,6 +84,7 @@ class Cluster {
   // Tuning; the default is what launch.hpp chooses.
   kernels::cuda::DispatchShape dispatch_shape;
   kernels::cuda::CombineShape combine_shape;
+  kernels::cuda::PlanDispatchShape fused_shape;
   int launch_ranks = 0;  // fewer than local: the others do not take part (to test time-outs)
 
  private:
@@ -90,6 +93,10 @@ class Cluster {
   T* device(std::size_t count, int fill = 0);
   template <typename T>
   T* upload(const std::vector<T>& values);
+  [[nodiscard]] kernels::cuda::CountArgs count_args(const Local& local, int generation,
+                                                    int chunk_tokens) const;
+  [[nodiscard]] kernels::cuda::Outgoing outgoing(const Local& local, int generation,
+                                                 bool receive) const;
   void make_windows(const Options& options);
   void make_local(Local& local, int rank, double deadline_s);
 

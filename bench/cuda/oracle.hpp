@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/layout.hpp"
+#include "wherry/types.hpp"
 
 namespace wherry::bench {
 
@@ -26,7 +27,8 @@ struct Shape {
   Reduction reduction = Reduction::by_rank;
   int depth = 2;
   int alignment = 1;
-  bool e4m3 = false;      // dispatch quantised rows
+  DType dtype = DType::bf16;  // or f16, f32
+  bool e4m3 = false;          // dispatch quantised rows, of bf16
   bool partials = false;  // grouped by_rank: sums travel as partials instead of being made at home
   bool fill = false;      // grouped: further slots are filled on arrival (Rows::first_slot)
   bool bulk = true;       // bulk copies where legal, else ordinary ones
@@ -40,10 +42,14 @@ struct Shape {
     if (!uneven) return tokens;
     return rank % 3 == 1 ? 0 : tokens - 7 * (rank % 4);
   }
-  std::uint64_t x_bytes() const { return static_cast<std::uint64_t>(hidden) * 2; }
-  std::uint64_t row_bytes() const {
-    return e4m3 ? static_cast<std::uint64_t>(hidden + (hidden + 127) / 128 * 4) : x_bytes();
+  std::uint64_t x_bytes() const {
+    return static_cast<std::uint64_t>(hidden) * static_cast<std::uint64_t>(dtype_bytes(dtype));
   }
+  std::uint64_t row_bytes() const { return e4m3 ? static_cast<std::uint64_t>(hidden) : x_bytes(); }
+  std::uint64_t scale_bytes() const {
+    return e4m3 ? static_cast<std::uint64_t>((hidden + 127) / 128 * 4) : 0;
+  }
+  std::uint64_t scale_pitch() const { return (scale_bytes() + 15) / 16 * 16; }
 };
 
 // --- Payload ------------------------------------------------------------------------------------
@@ -55,31 +61,71 @@ WHERRY_HD inline std::uint32_t mix(std::uint32_t value) {
   value *= 0x846CA68BU;
   return value ^ (value >> 16);
 }
+// Fields of an element of each type.
+struct Fields {
+  int mantissa_bits;
+  std::uint32_t eighth;  // exponent of 2^-3
+  int sign_bit;
+};
+WHERRY_HD inline Fields fields_of(DType dtype) {
+  if (dtype == DType::f16) return {10, 12, 15};
+  return dtype == DType::f32 ? Fields{23, 124, 31} : Fields{7, 124, 15};
+}
 // Who it is: f(set, source rank, token, column). Any sign and mantissa, magnitudes 2^-3 .. 2.
-WHERRY_HD inline std::uint16_t payload(int set, int source, int token, int column) {
+WHERRY_HD inline std::uint32_t payload(DType dtype, int set, int source, int token, int column) {
+  const Fields fields = fields_of(dtype);
   const std::uint32_t bits =
       mix(static_cast<std::uint32_t>(column) * 0x9E3779B9U +
           mix(static_cast<std::uint32_t>(token) * 64U + static_cast<std::uint32_t>(source) +
               static_cast<std::uint32_t>(set) * 0x1000003U));
-  const std::uint32_t exponent = 124U + ((bits >> 8) & 3U);
-  return static_cast<std::uint16_t>(((bits >> 16) & 0x8000U) | (exponent << 7) | (bits & 0x7FU));
+  const std::uint32_t exponent = fields.eighth + ((bits >> 24) & 3U);
+  const std::uint32_t mantissa = bits & ((1U << fields.mantissa_bits) - 1U);
+  return (bits >> 31 << fields.sign_bit) | (exponent << fields.mantissa_bits) | mantissa;
 }
 // Experts differ from each other: each flips its own bits of the mantissa and the sign.
-WHERRY_HD inline std::uint16_t expert_bits(int expert) {
+WHERRY_HD inline std::uint32_t expert_bits(DType dtype, int expert) {
+  const Fields fields = fields_of(dtype);
   const std::uint32_t bits = mix(static_cast<std::uint32_t>(expert) + 17U);
-  return static_cast<std::uint16_t>((bits & 0x7FU) | (bits & 0x8000U));
+  return (bits & ((1U << fields.mantissa_bits) - 1U)) | (bits >> 31 << fields.sign_bit);
 }
 
-WHERRY_HD inline float widen(std::uint16_t bits) {
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+WHERRY_HD inline float widen(DType dtype, std::uint32_t bits) {
+  if (dtype == DType::f16) {
+    const auto mantissa = static_cast<float>(bits & 0x3FFU);
+    const int exponent = static_cast<int>(bits >> 10 & 0x1FU);
+    const float magnitude =
+        exponent == 0 ? ldexpf(mantissa, -24) : ldexpf(1024.0F + mantissa, exponent - 25);
+    return (bits & 0x8000U) != 0 ? -magnitude : magnitude;
+  }
+  const std::uint32_t wide = dtype == DType::f32 ? bits : bits << 16;
   float value;
   memcpy(&value, &wide, sizeof(value));
   return value;
 }
-WHERRY_HD inline std::uint16_t narrow(float value) {  // nearest even; no NaN comes here
+WHERRY_HD inline std::uint32_t narrow(DType dtype,
+                                      float value) {  // nearest even; no NaN comes here
   std::uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));
-  return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+  if (dtype == DType::f32) return bits;
+  if (dtype != DType::f16) return (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+  const std::uint32_t sign = bits >> 16 & 0x8000U;
+  const float magnitude = fabsf(value);
+  int exponent = magnitude > 0.0F ? ilogbf(magnitude) : -14;
+  if (exponent < -14) exponent = -14;
+  // Adding lets a carry go into the exponent, a subnormal become normal and the largest infinite.
+  const auto units = static_cast<std::uint32_t>(rintf(ldexpf(magnitude, 10 - exponent)));
+  return sign | (units + (static_cast<std::uint32_t>(exponent + 14) << 10));
+}
+WHERRY_HD inline std::uint32_t load_bits(DType dtype, const void* row, std::size_t column) {
+  return dtype == DType::f32 ? static_cast<const std::uint32_t*>(row)[column]
+                             : static_cast<const std::uint16_t*>(row)[column];
+}
+WHERRY_HD inline void store_bits(DType dtype, void* row, std::size_t column, std::uint32_t bits) {
+  if (dtype == DType::f32) {
+    static_cast<std::uint32_t*>(row)[column] = bits;
+  } else {
+    static_cast<std::uint16_t*>(row)[column] = static_cast<std::uint16_t>(bits);
+  }
 }
 
 // e4m3: four bits of exponent with bias 7, three of mantissa, no infinity, largest 448.
@@ -241,20 +287,23 @@ inline std::vector<RankPlan> make_plans(const Shape& shape, int set) {
 struct SumRule {
   Layout layout;
   Reduction reduction;
+  DType dtype;
   int ranks, topk, experts, set;
 };
 // One element of the combined output. dest, slot, weights: the token's choices.
-WHERRY_HD inline std::uint16_t expected_sum(const SumRule& rule, int source, int token, int column,
+WHERRY_HD inline std::uint32_t expected_sum(const SumRule& rule, int source, int token, int column,
                                             const std::int32_t* dest, const std::int32_t* slot,
                                             const float* weights) {
-  const std::uint16_t x = payload(rule.set, source, token, column);
+  const std::uint32_t x = payload(rule.dtype, rule.set, source, token, column);
+  const auto of_expert = [&](int expert) {
+    return widen(rule.dtype, x ^ expert_bits(rule.dtype, expert));
+  };
   float sum = 0.0F;
   if (rule.reduction == Reduction::by_token) {
     for (int k = 0; k < rule.topk; ++k) {
-      if (dest[k] < 0) continue;
-      sum = fmaf(weights[k], widen(static_cast<std::uint16_t>(x ^ expert_bits(slot[k]))), sum);
+      if (dest[k] >= 0) sum = fmaf(weights[k], of_expert(slot[k]), sum);
     }
-    return narrow(sum);
+    return narrow(rule.dtype, sum);
   }
   for (int rank = 0; rank < rule.ranks; ++rank) {
     float partial = 0.0F;
@@ -262,15 +311,13 @@ WHERRY_HD inline std::uint16_t expected_sum(const SumRule& rule, int source, int
     for (int k = 0; k < rule.topk; ++k) {
       if (dest[k] != rank) continue;
       any = true;
-      partial =
-          fmaf(weights[k], widen(static_cast<std::uint16_t>(x ^ expert_bits(slot[k]))), partial);
+      partial = fmaf(weights[k], of_expert(slot[k]), partial);
     }
     if (!any) continue;
-    sum += rule.layout == Layout::tokens
-               ? widen(static_cast<std::uint16_t>(x ^ expert_bits(rule.experts + rank)))
-               : widen(narrow(partial));
+    sum += rule.layout == Layout::tokens ? of_expert(rule.experts + rank)
+                                         : widen(rule.dtype, narrow(rule.dtype, partial));
   }
-  return narrow(sum);
+  return narrow(rule.dtype, sum);
 }
 
 }  // namespace wherry::bench

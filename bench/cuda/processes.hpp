@@ -24,7 +24,7 @@ namespace wherry::bench {
 
 inline constexpr int kMaxProcesses = 16;
 inline constexpr int kMaxSamples = 64;
-enum TimedStage : int { kDispatch, kCombine, kCombineOther, kBoth, kNumStages };
+enum TimedStage : int { kDispatch, kCombine, kCombineOther, kBoth, kPlanDispatch, kNumStages };
 
 struct SharedPage {
   int ranks = 0;

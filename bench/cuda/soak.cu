@@ -27,6 +27,13 @@ int soak_rank(int rank, SharedPage& page, const Shape& shape, int steps) {
     const int set = step % shape.sets;
     if (shape.depth == 1 && step > 0) combine(step - 1);
     cluster.load_set(set);
+    const bool fused = step % 3 == 2;
+    if (fused) {
+      cluster.plan_dispatch(generation);
+      cluster.experts(generation, set);
+      if (shape.depth > 1 && step > 0) combine(step - 1);
+      continue;
+    }
     cluster.plan(generation,
                  step % 2 == 0 ? kernels::cuda::CountStep::both : kernels::cuda::CountStep::send);
     if (step % 2 != 0) cluster.plan(generation, kernels::cuda::CountStep::recv);

@@ -30,6 +30,7 @@ inline bool report(const char* name, const Mismatches& found, bool plan_right, b
 
 struct StepOptions {
   bool halves = false;  // the four half launches (and two of the plan) instead of the fused ones
+  bool fused = false;   // plan and dispatch in one launch
   bool host_sums = true;
 };
 
@@ -42,6 +43,8 @@ inline bool checked_step(Cluster& cluster, int set, int generation, const StepOp
     cluster.plan(generation, kernels::cuda::CountStep::recv);
     cluster.dispatch_send(generation);
     cluster.dispatch_recv(generation);
+  } else if (options.fused) {
+    cluster.plan_dispatch(generation);
   } else {
     cluster.plan(generation);
     cluster.dispatch(generation);
@@ -69,6 +72,7 @@ inline std::string describe(const Shape& s) {
           std::to_string(s.topk) + " E" + std::to_string(s.experts) + " depth" +
           std::to_string(s.depth);
   if (s.e4m3) text += " e4m3";
+  if (s.dtype != DType::bf16) text += s.dtype == DType::f16 ? " f16" : " f32";
   if (s.fill) text += " fill";
   if (s.partials) text += " partials";
   if (!s.bulk) text += " copy";

@@ -152,7 +152,7 @@ class Results {
 };
 
 double dispatch_bytes(const Shape& shape, std::int64_t rows, std::int64_t tokens) {
-  return static_cast<double>(rows) * static_cast<double>(shape.row_bytes()) +
+  return static_cast<double>(rows) * static_cast<double>(shape.row_bytes() + shape.scale_bytes()) +
          static_cast<double>(tokens) * static_cast<double>(shape.x_bytes());
 }
 double combine_bytes(const Shape& shape, std::int64_t rows, std::int64_t tokens) {
@@ -192,6 +192,17 @@ void time_in_one_launch(Results& results, const Shape& shape, double copy_gbps,
                      cluster.dispatch(g);
                    }),
       to);
+  const cuda::PlanDispatchShape fused = cluster.fused_shape;
+  if (fused.chunk_tokens != 0) {
+    for (const bool bulk : {fused.bulk, !fused.bulk}) {
+      cluster.fused_shape.bulk = bulk;
+      right =
+          checked_step(cluster, 0, 0, {.fused = true, .host_sums = false}, "timed shape") && right;
+      add("plan+dispatch", std::string("one launch, ") + (bulk ? "bulk" : "stores"),
+          time_replays(cluster, calls, replays, [&](int g) { cluster.plan_dispatch(g); }), to);
+    }
+    cluster.fused_shape = fused;
+  }
   const cuda::DispatchShape chosen = cluster.dispatch_shape;
   for (const cuda::DispatchShape& variant : variants) {
     cluster.dispatch_shape = variant;
@@ -233,7 +244,8 @@ int time_rank(int rank, SharedPage& page, const Shape& shape) {
   page.barrier();
   bool right = true;
   for (int g = 0; g < shape.depth; ++g) {
-    right = checked_step(cluster, 0, g, {.host_sums = false}, "timed shape") && right;
+    right = checked_step(cluster, 0, g, {.fused = g % 2 == 1, .host_sums = false}, "timed shape") &&
+            right;
     page.barrier();  // the next poison must not meet a peer's reads of this step
   }
   const bool decode = shape.tokens <= 128;
@@ -246,8 +258,9 @@ int time_rank(int rank, SharedPage& page, const Shape& shape) {
     const auto times = replay_times(
         cluster, calls, kReplays,
         [&](int g) {
+          if (stage == kPlanDispatch) cluster.plan_dispatch(g);
           if (stage == kDispatch || stage == kBoth) cluster.dispatch(g);
-          if (stage != kDispatch) cluster.combine(g);
+          if (stage != kDispatch && stage != kPlanDispatch) cluster.combine(g);
         },
         [&] { page.barrier(); });
     cluster.combine_shape.threads = threads;
@@ -274,8 +287,8 @@ bool time_in_processes(Results& results, const Shape& shape) {
   const bool good = run_processes(
       shape.ranks, [&](int rank, SharedPage& page) { return time_rank(rank, page, shape); },
       [&](const SharedPage& page) {
-        const char* stages[] = {"dispatch", "combine", "combine", "both"};
-        const char* variants[] = {"", "", "the other block size", ""};
+        const char* stages[] = {"dispatch", "combine", "combine", "both", "plan+dispatch"};
+        const char* variants[] = {"", "", "the other block size", "", ""};
         for (int stage = 0; stage < kNumStages; ++stage) {
           std::vector<float> slowest;  // of the ranks, replay by replay
           for (int sample = 0; sample < kMaxSamples; ++sample) {
@@ -287,7 +300,9 @@ bool time_in_processes(Results& results, const Shape& shape) {
           if (slowest.empty()) continue;  // not measured for this shape
           const double to = dispatch_bytes(shape, rows, tokens);
           const double home = combine_bytes(shape, rows, tokens);
-          const double bytes = stage == kDispatch ? to : stage == kBoth ? to + home : home;
+          const double bytes = stage == kDispatch || stage == kPlanDispatch ? to
+                               : stage == kBoth                             ? to + home
+                                                                            : home;
           results.add({"processes",
                        shape,
                        stages[stage],

@@ -56,7 +56,7 @@ __device__ int list_terms(const CombineRecvArgs& args, const Source& source, War
 }
 
 // An item is (token, part): with few tokens several warps share one.
-template <Arithmetic kArithmetic, int kThreads>
+template <typename Element, Arithmetic kArithmetic, int kThreads>
 __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::uint32_t parts) {
   constexpr int kWarps = kThreads / kWarpLanes;
   const RankContext& context = args.context;
@@ -77,11 +77,11 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
     const std::uint32_t first = item % parts * part_vectors;
     const SumTarget target{args.out + item / parts * args.out_pitch, aligned, row_bytes, first,
                            min(first + part_vectors, vectors)};
-    sum_rows<kArithmetic, kThreads <= kExactThreads>(terms[warp], count, target, lane);
+    sum_rows<Element, kArithmetic, kThreads <= kExactThreads>(terms[warp], count, target, lane);
   }
 }
 
-template <Arithmetic kArithmetic, int kThreads>
+template <typename Element, Arithmetic kArithmetic, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_recv(const __grid_constant__ RankTable<CombineRecvArgs> table, std::uint32_t parts) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
@@ -101,20 +101,37 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool complete = wait_for_peers(
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
   if (!complete) return;
-  sum_tokens<kArithmetic, kThreads>(args, terms, parts);
-  if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::combine_received)) {
+  sum_tokens<Element, kArithmetic, kThreads>(args, terms, parts);
+  if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::combine_received, gridDim.x)) {
     received = begin.epoch;
     if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
   }
 }
 
-template <Arithmetic kArithmetic, int kThreads>
+template <typename Element, Arithmetic kArithmetic, int kThreads>
 cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const CombineShape& shape,
                    cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
-  combine_recv<kArithmetic, kThreads>
+  combine_recv<Element, kArithmetic, kThreads>
       <<<grid, kThreads, 0, stream>>>(table, static_cast<std::uint32_t>(shape.parts));
   return cudaGetLastError();
+}
+
+template <typename Element>
+cudaError_t launch_rows_of(const RankTable<CombineRecvArgs>& table, int ranks,
+                           const CombineShape& shape, cudaStream_t stream) {
+  switch (table.rank[0].sum) {
+    case Sum::token_rows:
+    case Sum::partials:
+      return shape.threads == kExactThreads
+                 ? launch<Element, Arithmetic::plain, kExactThreads>(table, ranks, shape, stream)
+                 : launch<Element, Arithmetic::plain, kMaxSumThreads>(table, ranks, shape, stream);
+    case Sum::ranked:
+      return launch<Element, Arithmetic::ranked, kMaxSumThreads>(table, ranks, shape, stream);
+    case Sum::choices:
+      return launch<Element, Arithmetic::weighted, kMaxSumThreads>(table, ranks, shape, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -133,16 +150,12 @@ CombineShape choose_combine_shape(const CombineJob& job) {
 
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
                                 const CombineShape& shape, cudaStream_t stream) {
-  switch (table.rank[0].sum) {
-    case Sum::token_rows:
-    case Sum::partials:
-      return shape.threads == kExactThreads
-                 ? launch<Arithmetic::plain, kExactThreads>(table, ranks, shape, stream)
-                 : launch<Arithmetic::plain, kMaxSumThreads>(table, ranks, shape, stream);
-    case Sum::ranked:
-      return launch<Arithmetic::ranked, kMaxSumThreads>(table, ranks, shape, stream);
-    case Sum::choices:
-      return launch<Arithmetic::weighted, kMaxSumThreads>(table, ranks, shape, stream);
+  switch (table.rank[0].dtype) {
+    case DType::bf16: return launch_rows_of<Bf16Element>(table, ranks, shape, stream);
+    case DType::f16: return launch_rows_of<F16Element>(table, ranks, shape, stream);
+    case DType::f32: return launch_rows_of<F32Element>(table, ranks, shape, stream);
+    case DType::f64:
+    case DType::raw: break;
   }
   return cudaErrorInvalidValue;
 }

@@ -12,6 +12,7 @@ namespace {
 constexpr int kThreads = kMaxSumThreads;
 constexpr int kWarps = kThreads / kWarpLanes;
 
+template <typename Element>
 __device__ void sum_partials(const CombineSendArgs& args) {
   __shared__ WarpTerms terms[kWarps];
   const RankContext& context = args.context;
@@ -37,10 +38,11 @@ __device__ void sum_partials(const CombineSendArgs& args) {
     auto* out =
         window_at<std::byte>(context, context.rank, layout.partial(args.generation, token_row));
     const SumTarget target{out, true, static_cast<std::uint32_t>(layout.result_bytes), 0, vectors};
-    sum_rows<Arithmetic::weighted, false>(terms[warp], __popc(lanes), target, lane);
+    sum_rows<Element, Arithmetic::weighted, false>(terms[warp], __popc(lanes), target, lane);
   }
 }
 
+template <typename Element>
 __global__ void __launch_bounds__(kThreads)
     combine_send(const __grid_constant__ RankTable<CombineSendArgs> table) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
@@ -49,21 +51,34 @@ __global__ void __launch_bounds__(kThreads)
   std::uint32_t& sent = context.state->sent[kChannel][args.generation];
   const StageBegin begin = begin_stage(context, sent);
   if (begin.failed) return;
-  if (args.partials) sum_partials(args);
-  if (!is_last_block(*context.state, Arrival::combine_sent)) return;
+  if (args.partials) sum_partials<Element>(args);
+  if (!is_last_block(*context.state, Arrival::combine_sent, gridDim.x)) return;
   signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
     return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
   });
   if (threadIdx.x == 0) sent = begin.epoch;
 }
 
+template <typename Element>
+cudaError_t launch(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
+                   cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
+  combine_send<Element><<<grid, kThreads, 0, stream>>>(table);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
                                 cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  combine_send<<<grid, kThreads, 0, stream>>>(table);
-  return cudaGetLastError();
+  switch (table.rank[0].dtype) {
+    case DType::bf16: return launch<Bf16Element>(table, ranks, blocks, stream);
+    case DType::f16: return launch<F16Element>(table, ranks, blocks, stream);
+    case DType::f32: return launch<F32Element>(table, ranks, blocks, stream);
+    case DType::f64:
+    case DType::raw: break;
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace wherry::kernels::cuda

@@ -1,424 +1,251 @@
 // Stage 2, plan: counts every rank's rows, tells them to all ranks, and places each row.
-//
-// Order is part of the contract: by slot, source rank, token, k. So counting is stable: a block
-// counts a run of tokens, each of its warps a run of those, one token at a time.
-//   count_send  within[choice] = rows before it in its warp's run -> in its block's run;
-//               the last block: prefix sums over blocks, totals to every peer, signals.
-//   count_recv  base[slot] = segment begin + rows of earlier ranks;
-//               row = base + rows of earlier blocks + within.
-// A token counts once for each slot and once for each rank it goes to. Entries [0, slots) are
-// slots, [slots, slots + ranks) are ranks, as in a count message.
-#include "kernels/cuda/choices.cuh"
+//   count_send  within[choice] = rows before it in its block's run; blocks exchange their counts;
+//               totals to every peer; within += rows of earlier blocks.
+//   count_recv  row = base + within.
+// Nothing in it waits for a signal: all that is exchanged are words that carry their epoch. So with
+// few tokens one block does it all, and with many no block waits for the last one.
+#include "kernels/cuda/counting.cuh"
 #include "kernels/cuda/launch.hpp"
-#include "kernels/cuda/signals.cuh"
+#include "kernels/cuda/placing.cuh"
 
 namespace wherry::kernels::cuda {
 
 namespace {
 
-constexpr int kThreads = 512;
 constexpr int kMaxCountShared = 200 * 1024;
-constexpr int kTokensInFlight = 4;
-constexpr int kLoadsInFlight = 16;
 
-__device__ std::size_t choice_at(std::uint32_t token, int topk, int lane) {
-  return static_cast<std::size_t>(token) * static_cast<std::size_t>(topk) +
-         static_cast<std::size_t>(lane);
+// A block's message to the other blocks of its rank: the first bad choice, then the quads.
+constexpr int kBlockHeaderPairs = 1;
+__host__ __device__ constexpr int block_pairs(int slots, int ranks) {
+  return kBlockHeaderPairs + count_quads(slots, ranks);
+}
+__device__ WordPair* block_message(const CountArgs& args, std::uint32_t generation, int blocks,
+                                   int block) {
+  const int pairs = block_pairs(args.placement.slots, args.context.ranks);
+  return reinterpret_cast<WordPair*>(args.workspace) +
+         (static_cast<int>(generation) * blocks + block) * pairs;
 }
 
-__device__ std::int64_t load_id(const CountArgs& args, std::size_t at) {
-  return args.ids_are_int64 ? static_cast<const std::int64_t*>(args.ids)[at]
-                            : std::int64_t{static_cast<const std::int32_t*>(args.ids)[at]};
-}
-
-// The replica that serves (token, source rank), as Placement::slot_for.
-__device__ std::int32_t slot_for(const CountArgs& args, std::int64_t expert, std::uint32_t token) {
-  const std::int32_t begin = args.placement.expert_begin[expert];
-  const std::int32_t replicas = args.placement.expert_begin[expert + 1] - begin;
-  if (replicas == 1) return args.placement.expert_slots[begin];
-  const std::uint64_t turn = std::uint64_t{token} + static_cast<std::uint64_t>(args.context.rank);
-  const auto pick = static_cast<std::int32_t>(turn % static_cast<std::uint64_t>(replicas));
-  return args.placement.expert_slots[begin + pick];
-}
-
-// One warp, one token: writes the plan's entries but for the offsets that only others know.
-__device__ void count_token(const CountArgs& args, std::uint32_t token, std::int64_t id, int lane,
-                            std::int32_t* counts) {
-  const bool exists = lane < args.context.topk;
-  const std::size_t at = choice_at(token, args.context.topk, lane);
-  std::int32_t slot = -1;
-  std::int32_t dest = -1;
-  if (exists && id >= 0 && id < args.placement.experts) {
-    slot = slot_for(args, id, token);
-    dest = args.placement.slot_rank[slot];
-  } else if (exists && id != -1) {
-    atomicMin(reinterpret_cast<unsigned long long*>(args.bad_choice),
-              static_cast<unsigned long long>(at));
-  }
-  const bool first_of_slot = is_first_with(slot, lane);
-  const bool first_of_rank = is_first_with(dest, lane);
-  std::int32_t within_slot = -1;
-  std::int32_t within_rank = -1;
-  std::int32_t* slot_count = counts + slot;
-  std::int32_t* rank_count = counts + args.placement.slots + dest;
-  if (slot >= 0) {
-    within_slot = *slot_count;
-    within_rank = *rank_count;
-  }
-  __syncwarp();
-  if (first_of_slot) *slot_count = within_slot + 1;
-  if (first_of_rank) *rank_count = within_rank + 1;
-  __syncwarp();
-  if (!exists) return;
-  args.plan.slot[at] = slot;
-  args.plan.dest[at] = dest;
-  args.plan.row[at] = within_slot;
-  args.plan.token_row[at] = within_rank;
-  args.plan.repeat[at] = slot >= 0 && !first_of_slot ? 1 : 0;
-  args.plan.weight[at] = args.weights != nullptr ? args.weights[at] : 1.0F;
-}
-
-// Blocks that count any tokens at all.
-__device__ int num_counting_blocks(const CountArgs& args) {
-  return min((args.plan.tokens + args.chunk_tokens - 1) / args.chunk_tokens,
-             static_cast<int>(gridDim.x));
-}
-
-// One block: its warps' counts become each warp's offset within the block; the block's
-// totals go to block_counts.
-__device__ void sum_over_warps(const CountArgs& args, std::int32_t* counts, int entries,
-                               int warps) {
-  for (int entry = static_cast<int>(threadIdx.x); entry < entries;
-       entry += static_cast<int>(blockDim.x)) {
-    std::int32_t before = 0;
-    for (int warp = 0; warp < warps; ++warp) {
-      const std::int32_t mine = counts[warp * entries + entry];
-      counts[warp * entries + entry] = before;
-      before += mine;
-    }
-    args.block_counts[static_cast<int>(blockIdx.x) * entries + entry] = before;
-  }
-}
-
-// The last block: offsets of each block, totals to every peer.
-__device__ void tell_peers(const CountArgs& args, int entries, std::uint32_t plans) {
-  const RankContext& context = args.context;
-  const std::uint32_t generation = plans % layout::kCountGenerations;
-  const std::uint64_t message =
-      context.layout.count_message(generation, static_cast<std::uint64_t>(context.rank));
-  const int blocks = num_counting_blocks(args);
-  for (int entry = static_cast<int>(threadIdx.x); entry < entries;
-       entry += static_cast<int>(blockDim.x)) {
-    std::int32_t before = 0;
-    for (int base = 0; base < blocks; base += kLoadsInFlight) {
-      std::int32_t mine[kLoadsInFlight];  // all loads before the stores: one latency, not `blocks`
-#pragma unroll
-      for (int i = 0; i < kLoadsInFlight; ++i) {
-        mine[i] = base + i < blocks ? args.block_counts[(base + i) * entries + entry] : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kLoadsInFlight; ++i) {
-        if (base + i < blocks) args.block_counts[(base + i) * entries + entry] = before;
-        before += mine[i];
-      }
-    }
-    for (int peer = 0; peer < context.ranks; ++peer) {
-      window_at<std::int32_t>(context, peer, message + layout::kCountHeaderBytes)[entry] = before;
-    }
-  }
-  for (int peer = static_cast<int>(threadIdx.x); peer < context.ranks;
-       peer += static_cast<int>(blockDim.x)) {
-    layout::CountHeader header{kPlanGood, 0, 0, args.plan.tokens, 0};
-    const std::uint64_t bad = *args.bad_choice;
-    if (bad != kNoBadChoice) {
-      header.status = kPlanBadExpert;
-      header.token = static_cast<std::int32_t>(bad / static_cast<std::uint64_t>(context.topk));
-      header.choice = static_cast<std::int32_t>(bad % static_cast<std::uint64_t>(context.topk));
-      header.id = load_id(args, bad);
-    }
-    *window_at<layout::CountHeader>(context, peer, message) = header;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) *args.bad_choice = kNoBadChoice;
-  signal_peers(context, layout::Channel::counts, generation, plans / layout::kCountGenerations + 1,
-               [&](int) { return 0U; });
-}
-
-__device__ void count_chunk(const CountArgs& args, std::int32_t* counts, int counting_warps) {
-  const int entries = args.placement.slots + args.context.ranks;
-  const int lane = lane_index();
-  const int warp = warp_index();
+// Tokens [begin, end) of a block.
+struct Chunk {
+  std::uint32_t begin, end;
+};
+__device__ Chunk chunk_of(const CountArgs& args, int block) {
   const auto tokens = static_cast<std::uint32_t>(args.plan.tokens);
   const auto chunk = static_cast<std::uint32_t>(args.chunk_tokens);
-  const std::uint32_t run = (chunk + static_cast<std::uint32_t>(counting_warps) - 1) /
-                            static_cast<std::uint32_t>(counting_warps);
-  const int used_warps = static_cast<int>((chunk + run - 1) / run);
-  for (int at = static_cast<int>(threadIdx.x); at < used_warps * entries;
-       at += static_cast<int>(blockDim.x)) {
-    counts[at] = 0;
-  }
-  __syncthreads();
-
-  const std::uint32_t chunk_begin = min(blockIdx.x * chunk, tokens);
-  const std::uint32_t chunk_end = min(chunk_begin + chunk, tokens);
-  const std::uint32_t begin = min(chunk_begin + static_cast<std::uint32_t>(warp) * run, chunk_end);
-  const std::uint32_t end = warp < used_warps ? min(begin + run, chunk_end) : begin;
-  const int topk = args.context.topk;
-  std::int32_t* my_counts = counts + warp * entries;
-  for (std::uint32_t base = begin; base < end; base += kTokensInFlight) {
-    std::int64_t ids[kTokensInFlight];
-#pragma unroll
-    for (std::uint32_t i = 0; i < kTokensInFlight; ++i) {
-      const bool inside = base + i < end && lane < topk;
-      ids[i] = inside ? load_id(args, choice_at(base + i, topk, lane)) : -1;
-    }
-#pragma unroll
-    for (std::uint32_t i = 0; i < kTokensInFlight; ++i) {
-      if (base + i < end) count_token(args, base + i, ids[i], lane, my_counts);
-    }
-  }
-  __syncthreads();
-  sum_over_warps(args, counts, entries, used_warps);
-  __syncthreads();
-  for (std::uint32_t token = begin; token < end; ++token) {
-    if (lane >= topk) continue;
-    const std::size_t at = choice_at(token, topk, lane);  // this lane wrote it above
-    if (args.plan.dest[at] < 0) continue;
-    args.plan.row[at] += my_counts[args.plan.slot[at]];
-    args.plan.token_row[at] += my_counts[args.placement.slots + args.plan.dest[at]];
-  }
+  const std::uint32_t begin = min(static_cast<std::uint32_t>(block) * chunk, tokens);
+  return {begin, min(begin + chunk, tokens)};
 }
 
-__device__ void send_counts(const CountArgs& args, std::uint32_t plans, std::int32_t* counts,
-                            int counting_warps) {
-  if (static_cast<int>(blockIdx.x) < num_counting_blocks(args)) {
-    count_chunk(args, counts, counting_warps);
-  }
-  if (is_last_block(*args.context.state, Arrival::counted)) {
-    tell_peers(args, args.placement.slots + args.context.ranks, plans);
-  }
-}
-
-// --- Placing ------------------------------------------------------------------------------------
-
-// The counts of all ranks, as they lie in this rank's window.
-struct CountTable {
-  const std::byte* entries;  // of rank 0
-  std::uint64_t stride;
-  __device__ std::int32_t operator()(int rank, int entry) const {
-    return reinterpret_cast<const std::int32_t*>(entries +
-                                                 static_cast<std::uint64_t>(rank) * stride)[entry];
-  }
+// One thread a pair, this block's own in `mine`: the sum over all blocks; `before`: over earlier ones.
+// For the header pair the smallest instead.
+struct OverBlocks {
+  int4 before;
+  int4 total;
+  std::uint64_t bad;
+  bool failed;
 };
-
-// One warp: the segments of one rank's slots. For each slot: base[slot] = where my rows begin; for
-// my own rank also what arrives. Returns the rows of the rank with padding.
-__device__ std::int32_t place_slots(const CountArgs& args, const CountTable& counts, int rank,
-                                    bool write, std::int32_t* base, int lane, bool* overflow) {
-  const RankContext& context = args.context;
-  const std::int32_t first_slot = args.placement.slot_begin[rank];
-  const std::int32_t local_slots = args.placement.slot_begin[rank + 1] - first_slot;
-  const bool mine = rank == context.rank && write;
-  std::int32_t carried = 0;
-  std::int32_t rows = 0;
-  for (std::int32_t chunk = 0; chunk < local_slots; chunk += kWarpLanes) {
-    const std::int32_t local = chunk + lane;
-    std::int32_t before = 0;
-    std::int32_t total = 0;
-    if (local < local_slots) {
-#pragma unroll 8
-      for (int source = 0; source < context.ranks; ++source) {
-        const std::int32_t count = counts(source, first_slot + local);
-        if (source < context.rank) before += count;
-        total += count;
-      }
+__device__ OverBlocks sum_over_blocks(const CountArgs& args, const StageInfo& info, int pair,
+                                      const WordPair& mine, int blocks) {
+  constexpr int kInFlight = 8;
+  const int block = static_cast<int>(blockIdx.x);
+  OverBlocks sum{{0, 0, 0, 0}, {0, 0, 0, 0}, kNoBadChoice, false};
+  store_pair_system(block_message(args, info.generation, blocks, block) + pair, mine);
+  const std::uint64_t stride =
+      static_cast<std::uint64_t>(block_pairs(args.placement.slots, args.context.ranks)) *
+      sizeof(WordPair);
+  for (int first = 0; first < blocks; first += kInFlight) {
+    WordPair pairs[kInFlight];
+    const auto* from = reinterpret_cast<const std::byte*>(
+        block_message(args, info.generation, blocks, first) + pair);
+    if (!receive_pairs(args.context, info, from, stride, min(kInFlight, blocks - first),
+                       args.context.rank, 0, pairs)) {
+      sum.failed = true;
+      return sum;
     }
-    const bool fixed = args.rows_per_slot > 0;
-    const std::int32_t room =
-        local >= local_slots ? 0
-        : fixed
-            ? args.rows_per_slot
-            : static_cast<std::int32_t>(layout::round_up(
-                  static_cast<std::uint64_t>(total), static_cast<std::uint64_t>(args.alignment)));
-    if (fixed && total > room) *overflow = true;
-    std::int32_t end = room;  // inclusive prefix sum over the lanes
 #pragma unroll
-    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-      const std::int32_t other = __shfl_up_sync(kAllLanes, end, distance);
-      if (lane >= distance) end += other;
+    for (int i = 0; i < kInFlight; ++i) {
+      if (first + i >= blocks) continue;
+      const int4 counts = unpack_quad(pairs[i]);
+      if (first + i < block) sum.before = plus(sum.before, counts);
+      sum.total = plus(sum.total, counts);
+      sum.bad = min(sum.bad, pairs[i].first & kWordData);
     }
-    const std::int32_t begin = carried + end - room;
-    if (local < local_slots) {
-      base[first_slot + local] = begin + before;
-      if (mine) {
-        args.plan.slot_counts[local] = total;
-        args.plan.slot_begin[local] = begin;
+  }
+  return sum;
+}
+
+// One block, all threads. Afterwards base[entry] holds the rows of earlier blocks. False: a wait
+// failed.
+__device__ bool exchange_counts(const CountArgs& args, const CountShared& shared,
+                                const StageInfo& info, int used_warps, int blocks,
+                                std::uint64_t bad) {
+  const int block = static_cast<int>(blockIdx.x);
+  const std::uint64_t message = args.context.layout.count_message(
+      info.generation, static_cast<std::uint64_t>(args.context.rank));
+  int failed = 0;
+  const int quads = shared.entries / 4;
+  for (int i = static_cast<int>(threadIdx.x); i <= quads; i += static_cast<int>(blockDim.x)) {
+    const bool is_header = i == quads;
+    OverBlocks sum{{0, 0, 0, 0}, {0, 0, 0, 0}, bad, false};
+    if (!is_header) sum.total = sum_over_warps(shared, i, used_warps);
+    if (blocks > 1) {
+      const WordPair mine = is_header
+                                ? WordPair{pack_word(info.epoch, bad), pack_word(info.epoch, 0)}
+                                : pack_quad(info.epoch, sum.total);
+      const int pair = is_header ? 0 : kBlockHeaderPairs + i;
+      sum = sum_over_blocks(args, info, pair, mine, blocks);
+      failed |= sum.failed ? 1 : 0;
+      if (sum.failed) break;
+    }
+    if (is_header) {
+      for (int which = 0; which < kHeaderPairs; ++which) {
+        tell_peers(args.context, message, which, header_pair(args, info.epoch, which, sum.bad),
+                   block, blocks);
       }
-      rows += total;
-    }
-    carried += __shfl_sync(kAllLanes, end, kWarpLanes - 1);
-  }
-  if (mine) {
-    const auto received =
-        static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(rows)));
-    if (lane == 0) {
-      args.plan.slot_begin[local_slots] = carried;
-      args.plan.totals[kRowsReceived] = received;
+    } else {
+      tell_peers(args.context, message, kHeaderPairs + i, pack_quad(info.epoch, sum.total), block,
+                 blocks);
+      reinterpret_cast<int4*>(shared.base)[i] = sum.before;
     }
   }
-  return carried;
+  return __syncthreads_or(failed) == 0;
 }
 
-// One thread for each rank: token rows of earlier sources there, and what comes from and goes to it.
-__device__ std::int32_t place_token_rows(const CountArgs& args, const CountTable& counts, int rank,
-                                         bool write, std::int32_t* base) {
+// Each warp, for the tokens it has counted: rows of earlier warps and blocks.
+__device__ void add_earlier(const CountArgs& args, const CountShared& shared, const Run& run) {
+  const int topk = args.context.topk;
+  const int lane = lane_index();
+  const auto step = static_cast<std::uint32_t>(tokens_per_step(topk));
+  const std::int32_t* warps = shared.counts + warp_index() * shared.entries;
+#pragma unroll 2
+  for (std::uint32_t token = run.begin; token < run.end; token += step) {
+    const StepLane mine = lane_of_step(token, run.end, topk, lane);
+    if (!mine.exists) continue;
+    args.plan.weight[mine.at] = args.weights != nullptr ? args.weights[mine.at] : 1.0F;
+    const std::int32_t slot = args.plan.slot[mine.at];  // this lane wrote it
+    if (slot < 0) continue;
+    const std::int32_t rank = args.placement.slots + args.plan.dest[mine.at];
+    args.plan.row[mine.at] += warps[slot] + shared.base[slot];
+    args.plan.token_row[mine.at] += warps[rank] + shared.base[rank];
+  }
+}
+
+__device__ void add_base(const CountArgs& args, const CountShared& shared, const Chunk& chunk) {
+  const auto topk = static_cast<std::uint32_t>(args.context.topk);
+#pragma unroll 2
+  for (std::uint32_t at = chunk.begin * topk + threadIdx.x; at < chunk.end * topk;
+       at += blockDim.x) {
+    const std::int32_t slot = args.plan.slot[at];
+    if (slot < 0) continue;
+    args.plan.row[at] += shared.base[slot];
+    args.plan.token_row[at] += shared.base[args.placement.slots + args.plan.dest[at]];
+  }
+}
+
+template <CountStep kStep>
+__global__ void __launch_bounds__(kCountThreads)
+    count(const __grid_constant__ RankTable<CountArgs> table, int max_warps) {
+  extern __shared__ __align__(16) std::int32_t memory[];
+  __shared__ unsigned long long bad;
+  __shared__ unsigned flags;
+  const CountArgs& args = table.rank[blockIdx.y];
   const RankContext& context = args.context;
-  const int slots = args.placement.slots;
-  std::int32_t before = 0;
-  std::int32_t total = 0;
-#pragma unroll 8
-  for (int source = 0; source < context.ranks; ++source) {
-    const std::int32_t count = counts(source, slots + rank);
-    if (source < context.rank) before += count;
-    total += count;
-  }
-  base[slots + rank] = before;
-  if (write) {
-    args.plan.token_rows_from[rank] = counts(rank, slots + context.rank);
-    args.plan.token_rows_to[rank] = counts(context.rank, slots + rank);
-    if (rank == context.rank) args.plan.totals[kTokenRowsReceived] = total;
-  }
-  return total;
-}
-
-__device__ void clear_plan(const CountArgs& args, std::int32_t status) {
-  const int threads = static_cast<int>(gridDim.x * blockDim.x);
-  const int thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  const int choices = args.plan.tokens * args.context.topk;
-  for (int at = thread; at < choices; at += threads) {
-    args.plan.dest[at] = -1;
-    args.plan.row[at] = -1;
-    args.plan.token_row[at] = -1;
-  }
-  if (blockIdx.x != 0) return;
-  const std::int32_t local_slots = args.placement.slot_begin[args.context.rank + 1] -
-                                   args.placement.slot_begin[args.context.rank];
-  for (int at = static_cast<int>(threadIdx.x); at <= local_slots;
-       at += static_cast<int>(blockDim.x)) {
-    if (at < local_slots) args.plan.slot_counts[at] = 0;
-    args.plan.slot_begin[at] = at * args.rows_per_slot;
-  }
-  for (int peer = static_cast<int>(threadIdx.x); peer < args.context.ranks;
-       peer += static_cast<int>(blockDim.x)) {
-    args.plan.token_rows_from[peer] = 0;
-    args.plan.token_rows_to[peer] = 0;
+  const int blocks = num_counting_blocks(args.plan.tokens, args.chunk_tokens);
+  if (static_cast<int>(blockIdx.x) >= blocks) return;
+  const CountShared shared = count_shared(memory, args);
+  const Chunk chunk = chunk_of(args, static_cast<int>(blockIdx.x));
+  const Run run = run_of_warp(chunk.begin, chunk.end, context.topk, max_warps);
+  const std::int64_t first_id =
+      kStep == CountStep::recv ? -1 : load_step_id(args, run.begin, run.end, lane_index());
+  load_placement(args, shared);
+  if constexpr (kStep != CountStep::recv) {
+    for (int at = static_cast<int>(threadIdx.x); at < run.used_warps * shared.entries;
+         at += kCountThreads) {
+      shared.counts[at] = 0;
+    }
   }
   if (threadIdx.x == 0) {
-    args.plan.totals[kRowsReceived] = 0;
-    args.plan.totals[kTokenRowsReceived] = 0;
-    args.plan.totals[kPlanStatus] = status;
+    bad = kNoBadChoice;
+    flags = 0;
   }
-}
-
-// `base` holds slots + ranks entries. False if a wait failed.
-__device__ bool receive_counts(const CountArgs& args, std::uint32_t plans, std::int32_t* base) {
-  const RankContext& context = args.context;
-  const std::uint32_t generation = plans % layout::kCountGenerations;
-  const StageInfo info{Stage::plan, layout::Channel::counts, generation,
-                       plans / layout::kCountGenerations + 1};
-  if (!wait_for_peers(context, info, [](int) { return std::int64_t{-1}; })) return false;
-
-  const CountTable counts{
-      window_at<std::byte>(context, context.rank,
-                           context.layout.count_message(generation, 0) + layout::kCountHeaderBytes),
-      context.layout.counts_stride};
-  const bool write = blockIdx.x == 0;
-  const int lane = lane_index();
-  const int warps = static_cast<int>(blockDim.x) / kWarpLanes;
-  std::int32_t status = kPlanGood;
-  bool overflow = false;
-  for (int rank = static_cast<int>(threadIdx.x); rank < context.ranks;
-       rank += static_cast<int>(blockDim.x)) {
-    const auto* header = window_at<layout::CountHeader>(
-        context, context.rank,
-        context.layout.count_message(generation, static_cast<std::uint64_t>(rank)));
-    if (header->status != kPlanGood) status = header->status;
-    const auto token_rows = place_token_rows(args, counts, rank, write, base);
-    const std::uint64_t capacity = context.layout.token_row_capacity;
-    if (capacity != 0 && static_cast<std::uint64_t>(token_rows) > capacity) overflow = true;
-  }
-  for (int rank = warp_index(); rank < context.ranks; rank += warps) {
-    const auto rows = place_slots(args, counts, rank, write, base, lane, &overflow);
-    if (args.row_limit > 0 && rows > args.row_limit) overflow = true;
-  }
-  const int bad = __syncthreads_or(status != kPlanGood ? 1 : 0);
-  const int full = __syncthreads_or(overflow ? 1 : 0);
-  if (bad != 0 || full != 0) {
-    clear_plan(args, bad != 0 ? kPlanBadExpert : kPlanOverflow);
-    return true;
-  }
-  if (write && threadIdx.x == 0) args.plan.totals[kPlanStatus] = kPlanGood;
-
-  const int entries = args.placement.slots + context.ranks;
-  const auto topk = static_cast<std::uint32_t>(context.topk);
-  const std::uint32_t choices = static_cast<std::uint32_t>(args.plan.tokens) * topk;
-  for (std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x; at < choices;
-       at += gridDim.x * blockDim.x) {
-    const std::int32_t dest = args.plan.dest[at];
-    if (dest < 0) continue;
-    const std::int32_t slot = args.plan.slot[at];
-    const auto block = static_cast<int>(at / topk) / args.chunk_tokens;
-    const std::int32_t* before = args.block_counts + block * entries;
-    args.plan.row[at] += base[slot] + before[slot];
-    args.plan.token_row[at] +=
-        base[args.placement.slots + dest] + before[args.placement.slots + dest];
-  }
-  return true;
-}
-
-template <CountStep kStep>
-__global__ void __launch_bounds__(kThreads)
-    count(const __grid_constant__ RankTable<CountArgs> table, int counting_warps) {
-  extern __shared__ std::int32_t counts[];
-  const CountArgs& args = table.rank[blockIdx.y];
-  RankState& state = *args.context.state;
-  const StageBegin begin = begin_stage(args.context, state.plans);
+  RankState& state = *context.state;
+  const StageBegin begin = begin_stage(context, state.plans);
   if (begin.failed) return;
   const std::uint32_t plans = begin.epoch - 1;
-  if constexpr (kStep != CountStep::recv) send_counts(args, plans, counts, counting_warps);
+  const StageInfo info{Stage::plan, layout::Channel::counts, plans % layout::kCountGenerations,
+                       plans / layout::kCountGenerations + 1};
+  if constexpr (kStep != CountStep::recv) {
+    count_run(args, shared, run, first_id,
+              {args.plan.slot, args.plan.dest, args.plan.row, args.plan.token_row},
+              args.plan.repeat, &bad);
+    __syncthreads();
+    if (!exchange_counts(args, shared, info, run.used_warps, blocks, bad)) return;
+    add_earlier(args, shared, run);
+    __syncthreads();  // base is written again
+  }
   if constexpr (kStep != CountStep::send) {
-    // In one launch this rank's own signal also says that its last block has summed over blocks.
-    if (!receive_counts(args, plans, counts)) return;
-    if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::planned)) state.plans = plans + 1;
+    const bool writes = blockIdx.x == 0;
+    switch (receive_counts(args, shared, info, writes, &flags, chunk.begin, chunk.end)) {
+      case Placed::failed: return;
+      case Placed::poisoned: break;
+      case Placed::good:
+        if (writes) write_arrivals(args, shared);
+        add_base(args, shared, chunk);
+    }
+    if (threadIdx.x == 0 &&
+        is_last_to_leave(state, Arrival::planned, static_cast<std::uint32_t>(blocks))) {
+      state.plans = plans + 1;
+    }
   }
 }
 
 template <CountStep kStep>
-cudaError_t launch(const RankTable<CountArgs>& table, int ranks, int blocks, cudaStream_t stream) {
+cudaError_t launch(const RankTable<CountArgs>& table, int ranks, cudaStream_t stream) {
   const CountArgs& args = table.rank[0];
-  const int entries = args.placement.slots + args.context.ranks;
-  const int entry_bytes = entries * static_cast<int>(sizeof(std::int32_t));
-  int warps = kMaxCountShared / entry_bytes;
-  if (warps > kThreads / kWarpLanes) warps = kThreads / kWarpLanes;
+  const CountSizes sizes{args.placement.experts, args.placement.slots, args.context.ranks};
+  const int fixed_bytes = sizes.fixed() * static_cast<int>(sizeof(std::int32_t));
+  const int warp_bytes = sizes.entries() * static_cast<int>(sizeof(std::int32_t));
+  int blocks = 1;
+  int most_tokens = 1;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const CountArgs& each = table.rank[rank];
+    const int counting = num_counting_blocks(each.plan.tokens, each.chunk_tokens);
+    blocks = counting > blocks ? counting : blocks;
+    most_tokens = each.chunk_tokens > most_tokens ? each.chunk_tokens : most_tokens;
+  }
+  const int step = kWarpLanes / args.context.topk;
+  int warps = (most_tokens + step - 1) / step;
+  if (warps > kCountWarps) warps = kCountWarps;
+  if (warps > (kMaxCountShared - fixed_bytes) / warp_bytes) {
+    warps = (kMaxCountShared - fixed_bytes) / warp_bytes;
+  }
   if (warps < 1) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  count<kStep>
-      <<<grid, kThreads, static_cast<std::size_t>(warps * entry_bytes), stream>>>(table, warps);
+  const auto shared_bytes = static_cast<std::size_t>(fixed_bytes + warps * warp_bytes);
+  count<kStep><<<grid, kCountThreads, shared_bytes, stream>>>(table, warps);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-std::size_t count_workspace_entries(int blocks, int slots, int ranks) {
-  return static_cast<std::size_t>(blocks) * static_cast<std::size_t>(slots + ranks);
+int choose_chunk_tokens(int tokens, int blocks, int topk) {
+  const int two_steps = 2 * kCountWarps * (kWarpLanes / topk);
+  const int even = (tokens + blocks - 1) / blocks;
+  return even > two_steps ? even : two_steps;
 }
 
-cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, int blocks, CountStep step,
+std::size_t count_workspace_bytes(int blocks, int slots, int ranks) {
+  return static_cast<std::size_t>(layout::kCountGenerations) * static_cast<std::size_t>(blocks) *
+         static_cast<std::size_t>(block_pairs(slots, ranks)) * sizeof(WordPair);
+}
+
+cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, CountStep step,
                          cudaStream_t stream) {
   switch (step) {
-    case CountStep::send: return launch<CountStep::send>(table, ranks, blocks, stream);
-    case CountStep::recv: return launch<CountStep::recv>(table, ranks, blocks, stream);
-    case CountStep::both: return launch<CountStep::both>(table, ranks, blocks, stream);
+    case CountStep::send: return launch<CountStep::send>(table, ranks, stream);
+    case CountStep::recv: return launch<CountStep::recv>(table, ranks, stream);
+    case CountStep::both: return launch<CountStep::both>(table, ranks, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!complete) return;
   if (args.rows == Rows::first_slot) fill_further_slots(args);
   zero_padding(args);
-  if (threadIdx.x == 0 && is_last_to_leave(*context.state, Arrival::dispatch_received)) {
+  if (threadIdx.x == 0 && is_last_to_leave(*context.state, Arrival::dispatch_received, gridDim.x)) {
     received = begin.epoch;
   }
 }

@@ -7,11 +7,10 @@
 // other lanes find the destinations and write the TokenEntry records meanwhile. What limits few
 // SMs is bytes in flight, so all of shared memory is used, and a piece's memory is loaded again
 // as soon as its stores have read it, not when they have been written.
-#include <cuda_fp8.h>
-
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/pipeline.cuh"
+#include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/signals.cuh"
 
 namespace wherry::kernels::cuda {
@@ -23,27 +22,27 @@ constexpr std::uint32_t kBulkSharedBytes = 224 * 1024;  // of 227 KiB a block ma
 constexpr int kCopyThreads = 1024;
 
 __device__ StageInfo dispatch_info(const DispatchSendArgs& args, std::uint32_t epoch) {
-  return {Stage::dispatch_recv, layout::Channel::dispatch, args.generation, epoch};
+  return {Stage::dispatch_recv, layout::Channel::dispatch, args.send.generation, epoch};
 }
 
 __device__ StageBegin begin_dispatch_send(const DispatchSendArgs& args) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  return begin_stage(args.context, args.context.state->sent[kChannel][args.generation]);
+  return begin_stage(args.context, args.context.state->sent[kChannel][args.send.generation]);
 }
 
 // All threads of all blocks, after each thread's own stores have been written.
 __device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t epoch) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.context;
-  if (!is_last_block(*context.state, Arrival::dispatch_sent)) return;
-  signal_peers(context, layout::Channel::dispatch, args.generation, epoch,
+  if (!is_last_block(*context.state, Arrival::dispatch_sent, gridDim.x)) return;
+  signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch,
                [&](int peer) { return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]); });
-  if (threadIdx.x == 0) context.state->sent[kChannel][args.generation] = epoch;
-  if (!args.receive) return;
+  if (threadIdx.x == 0) context.state->sent[kChannel][args.send.generation] = epoch;
+  if (!args.send.receive) return;
   const bool received = wait_for_peers(context, dispatch_info(args, epoch), [&](int peer) {
     return std::int64_t{args.plan.token_rows_from[peer]};
   });
-  if (received && threadIdx.x == 0) context.state->received[kChannel][args.generation] = epoch;
+  if (received && threadIdx.x == 0) context.state->received[kChannel][args.send.generation] = epoch;
 }
 
 // --- Bulk copies ------------------------------------------------------------------------------
@@ -79,7 +78,7 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
   const auto load = [&](std::uint32_t index, std::uint32_t stage) {
     const std::uint32_t item = first + index * stride;
     const std::uint32_t piece = item % pieces;
-    const std::byte* from = args.x + (item / pieces) * args.x_pitch + piece * piece_bytes;
+    const std::byte* from = args.send.x + (item / pieces) * args.send.x_pitch + piece * piece_bytes;
     barrier_expect_bytes(my_barriers + 8 * stage, bytes_of(piece));
     bulk_load(my_staging + stage * piece_bytes, from, bytes_of(piece), my_barriers + 8 * stage);
   };
@@ -102,7 +101,7 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
     if (index + 1 < count) {
       next = load_choice(args.plan, args.context.topk, (item + stride) / pieces, lane);
     }
-    const Destinations destinations = destinations_of(args, choice, lane);
+    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
 
     if (elected) barrier_wait(my_barriers + 8 * stage, parity);
     for_each_lane(destinations.lanes, [&](int source) {
@@ -119,8 +118,8 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
       const std::uint32_t coming = index + kStages - kStoresInFlight;
       if (index >= kStoresInFlight && coming < count) load(coming, coming % kStages);
     }
-    if (args.entries && piece == 0) {
-      write_entries(args, choice, destinations.first_of_rank, lane);
+    if (args.send.entries && piece == 0) {
+      write_entries(args.context, args.send.generation, choice, destinations.first_of_rank, lane);
     }
     if (++stage == kStages) {
       stage = 0;
@@ -156,10 +155,10 @@ __global__ void __launch_bounds__(kCopyThreads)
     const std::uint32_t token = item / pieces;
     const std::uint32_t piece = item % pieces;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
-    const Destinations destinations = destinations_of(args, choice, lane);
+    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
     const std::uint32_t begin_unit = piece * piece_bytes / sizeof(Unit);
     const std::uint32_t end_unit = min((piece + 1) * piece_bytes, row_bytes) / sizeof(Unit);
-    const auto* from = reinterpret_cast<const Unit*>(args.x + token * args.x_pitch);
+    const auto* from = reinterpret_cast<const Unit*>(args.send.x + token * args.send.x_pitch);
     for (std::uint32_t base = begin_unit; base < end_unit; base += kUnitsInFlight * kWarpLanes) {
       Unit units[kUnitsInFlight];
 #pragma unroll
@@ -177,24 +176,14 @@ __global__ void __launch_bounds__(kCopyThreads)
         }
       });
     }
-    if (args.entries && piece == 0) {
-      write_entries(args, choice, destinations.first_of_rank, lane);
+    if (args.send.entries && piece == 0) {
+      write_entries(args.context, args.send.generation, choice, destinations.first_of_rank, lane);
     }
   }
   finish_dispatch_send(args, begin.epoch);
 }
 
 // --- Quantised on the way -----------------------------------------------------------------------
-
-constexpr int kBlockElements = 128;  // that share a scale
-constexpr int kLaneElements = 16;    // 32 bytes of bf16 in, 16 bytes of e4m3 out
-constexpr int kLanesPerBlock = kBlockElements / kLaneElements;
-constexpr int kWarpElements = kWarpLanes * kLaneElements;
-
-__device__ inline float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float bf16_high(std::uint32_t pair) {
-  return __uint_as_float(pair & 0xFFFF0000U);
-}
 
 // What a lane loads of a (token, piece) item; the next item's is loaded while this one is stored.
 struct PieceOfToken {
@@ -208,44 +197,12 @@ __device__ PieceOfToken load_piece(const DispatchSendArgs& args, std::uint32_t i
   if (item >= items) return loaded;
   const std::uint32_t token = item / pieces;
   const std::uint32_t element =
-      item % pieces * kWarpElements + static_cast<std::uint32_t>(lane * kLaneElements);
+      item % pieces * kPieceElements + static_cast<std::uint32_t>(lane * kLaneElements);
   if (element < hidden) {  // hidden is a multiple of 16
-    const auto* from = reinterpret_cast<const uint4*>(args.x + token * args.x_pitch + element * 2);
-    loaded.packed[0] = __ldcs(from);
-    loaded.packed[1] = __ldcs(from + 1);
+    load_elements(args.send.x + token * args.send.x_pitch + element * 2, loaded.packed);
   }
   loaded.choice = load_choice(args.plan, args.context.topk, token, lane);
   return loaded;
-}
-
-// scale = amax / 448 (1 for a block of zeros), q = e4m3(x / scale), saturating, nearest even.
-// fmaxf drops NaN, so that one does not spread to its block.
-__device__ uint4 quantise(const uint4 (&packed)[2], float& scale) {
-  constexpr float kLargest = 448.0F;
-  const std::uint32_t pairs[8] = {packed[0].x, packed[0].y, packed[0].z, packed[0].w,
-                                  packed[1].x, packed[1].y, packed[1].z, packed[1].w};
-  float largest = 0.0F;
-#pragma unroll
-  for (const std::uint32_t pair : pairs) {
-    largest = fmaxf(largest, fmaxf(fabsf(bf16_low(pair)), fabsf(bf16_high(pair))));
-  }
-#pragma unroll
-  for (int distance = kLanesPerBlock / 2; distance > 0; distance /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
-  }
-  scale = largest == 0.0F ? 1.0F : __fdiv_rn(largest, kLargest);
-  std::uint32_t quantised[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 low = {__fdiv_rn(bf16_low(pairs[2 * i]), scale),
-                        __fdiv_rn(bf16_high(pairs[2 * i]), scale)};
-    const float2 high = {__fdiv_rn(bf16_low(pairs[2 * i + 1]), scale),
-                         __fdiv_rn(bf16_high(pairs[2 * i + 1]), scale)};
-    const std::uint32_t low_bits = __nv_cvt_float2_to_fp8x2(low, __NV_SATFINITE, __NV_E4M3);
-    const std::uint32_t high_bits = __nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, __NV_E4M3);
-    quantised[i] = low_bits | (high_bits << 16);
-  }
-  return {quantised[0], quantised[1], quantised[2], quantised[3]};
 }
 
 __global__ void __launch_bounds__(kCopyThreads)
@@ -257,7 +214,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 
   const int lane = lane_index();
   const std::uint32_t warps = blockDim.x / kWarpLanes;
-  const std::uint32_t pieces = (hidden + kWarpElements - 1) / kWarpElements;
+  const std::uint32_t pieces = (hidden + kPieceElements - 1) / kPieceElements;
   const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
   const std::uint32_t stride = gridDim.x * warps;
   std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
@@ -267,22 +224,26 @@ __global__ void __launch_bounds__(kCopyThreads)
     float scale;
     const uint4 bytes = quantise(next.packed, scale);
     next = load_piece(args, item + stride, items, pieces, hidden, lane);
-    const Destinations destinations = destinations_of(args, choice, lane);
+    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
     const std::uint32_t piece = item % pieces;
     const std::uint32_t element =
-        piece * kWarpElements + static_cast<std::uint32_t>(lane * kLaneElements);
+        piece * kPieceElements + static_cast<std::uint32_t>(lane * kLaneElements);
     const bool inside = element < hidden;
+    std::byte* my_scales = nullptr;
+    if (((destinations.lanes >> lane) & 1U) != 0) {
+      my_scales = scales_at(args.context, args.send, choice.dest, destinations.row);
+    }
     const bool writes_scale = inside && lane % kLanesPerBlock == 0;
     for_each_lane(destinations.lanes, [&](int source) {
       auto* to = reinterpret_cast<std::byte*>(
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
       if (inside) *reinterpret_cast<uint4*>(to + element) = bytes;
-      if (writes_scale) {
-        reinterpret_cast<float*>(to + hidden)[element / kBlockElements] = scale;
-      }
+      auto* scales = reinterpret_cast<float*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(my_scales), source));
+      if (writes_scale) scales[element / kBlockElements] = scale;
     });
-    if (args.entries && piece == 0) {
-      write_entries(args, choice, destinations.first_of_rank, lane);
+    if (args.send.entries && piece == 0) {
+      write_entries(args.context, args.send.generation, choice, destinations.first_of_rank, lane);
     }
   }
   finish_dispatch_send(args, begin.epoch);
@@ -361,8 +322,8 @@ cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int r
   std::uint64_t odd = 16;
   for (int rank = 0; rank < ranks; ++rank) {
     const DispatchSendArgs& args = table.rank[rank];
-    odd |= args.context.layout.row_bytes | args.x_pitch | reinterpret_cast<std::uintptr_t>(args.x) |
-           shape.piece_bytes;
+    odd |= args.context.layout.row_bytes | args.send.x_pitch |
+           reinterpret_cast<std::uintptr_t>(args.send.x) | shape.piece_bytes;
   }
   if (odd % 16 == 0) return launch_copy<uint4>(table, ranks, shape, stream);
   if (odd % 4 == 0) return launch_copy<std::uint32_t>(table, ranks, shape, stream);

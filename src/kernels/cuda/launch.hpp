@@ -55,26 +55,53 @@ struct CombineJob {
 
 // Stage 2. count_send counts and tells; count_recv waits and places; `both` does it in one launch.
 enum class CountStep { send, recv, both };
-// Tokens each block counts (CountArgs::chunk_tokens): few tokens are not worth many blocks.
-[[nodiscard]] constexpr int choose_chunk_tokens(int tokens, int blocks) noexcept {
-  constexpr int kSmallest = 16;
-  const int even = (tokens + blocks - 1) / blocks;
-  return even > kSmallest ? even : kSmallest;
+// Tokens each of at most `blocks` blocks counts (CountArgs::chunk_tokens): what one block counts in
+// two steps is not worth two. Pure.
+[[nodiscard]] int choose_chunk_tokens(int tokens, int blocks, int topk);
+// Blocks that a rank's plan takes: no more than were given to choose_chunk_tokens.
+[[nodiscard]] WHERRY_HD constexpr int num_counting_blocks(int tokens, int chunk_tokens) {
+  return tokens > chunk_tokens ? (tokens + chunk_tokens - 1) / chunk_tokens : 1;
 }
-[[nodiscard]] std::size_t count_workspace_entries(int blocks, int slots, int ranks);
-cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, int blocks, CountStep step,
+[[nodiscard]] std::size_t count_workspace_bytes(int blocks, int slots, int ranks);
+cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, CountStep step,
                          cudaStream_t stream);
+
+// Stages 2 and 3 in one launch, for few tokens: every block counts all tokens of its rank, and has its
+// own tokens' rows ready in shared memory when the counts arrive.
+struct PlanDispatchShape {
+  int chunk_tokens =
+      0;  // tokens a block sends (CountArgs::chunk_tokens); 0: two launches are needed
+  std::size_t shared_bytes = 0;
+  bool quantised = false;  // e4m3_block128
+  bool bulk = false;       // rows leave by bulk copies
+};
+struct PlanDispatchJob {
+  int tokens = 0;  // of a rank, at most
+  int num_sms = 1;
+  int topk = 1;
+  int ranks = 1;
+  int experts = 1;
+  int slots = 1;
+  std::uint64_t row_bytes = 0;
+  std::uint64_t scale_pitch = 0;  // 0: rows travel as they are
+  bool bulk = false;              // the device has bulk copies
+};
+// Pure.
+[[nodiscard]] PlanDispatchShape choose_plan_dispatch_shape(const PlanDispatchJob& job);
+cudaError_t launch_plan_dispatch(const RankTable<PlanDispatchArgs>& table, int ranks,
+                                 const PlanDispatchShape& shape, cudaStream_t stream);
 
 // Stage 3.
 cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int ranks,
                                  const DispatchShape& shape, cudaStream_t stream);
-// bf16 rows are sent as e4m3 with one fp32 scale for 128 elements, behind the row's bytes.
+// bf16 rows are sent as Wire::e4m3_block128, their scales row-major in the plane of scales. hidden is
+// a multiple of 16.
 cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
                                       int blocks, std::int64_t hidden, cudaStream_t stream);
 cudaError_t launch_dispatch_recv(const RankTable<DispatchRecvArgs>& table, int ranks, int blocks,
                                  cudaStream_t stream);
 
-// Stage 5. Rows of bf16.
+// Stage 5. Rows of bf16, f16 or f32.
 cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
                                 cudaStream_t stream);
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
@@ -84,5 +111,6 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
 // raises the shared memory limits.
 cudaError_t prepare_dispatch_send();
 cudaError_t prepare_count();
+cudaError_t prepare_plan_dispatch();
 
 }  // namespace wherry::kernels::cuda

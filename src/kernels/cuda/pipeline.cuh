@@ -67,6 +67,12 @@ __device__ inline void bulk_store(void* to, std::uint32_t from_shared, std::uint
       "r"(from_shared), "r"(bytes), "l"(first_to_go)
       : "memory");
 }
+// The same for rows that are read soon.
+__device__ inline void bulk_store_kept(void* to, std::uint32_t from_shared, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(from_shared), "r"(bytes)
+               : "memory");
+}
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most kGroups of this thread's groups have still to read their shared memory.
 template <int kGroups>

@@ -1,23 +1,21 @@
-// Sums of bf16 rows in fp32, the arithmetic of combine: a warp sums one token, or a part of one.
+// Sums of rows in fp32, the arithmetic of combine, for each type of row (elements.cuh): a warp sums one token, or a part of one.
 // The terms wait in shared memory, where all lanes read them at once: eight pointers and weights in
 // registers would leave too few of those for the rows in flight.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/elements.cuh"
 
 namespace wherry::kernels::cuda {
 
 inline constexpr int kMaxSumThreads = 1024;
-inline constexpr int kVectorElements = 8;  // bf16 elements of a 16-byte load
 
 enum class Arithmetic {
   plain,     // total = total + x
   weighted,  // total = fma(weight, x, total)
-  ranked,    // weighted within a rank; each rank's part is rounded to bf16, then added
+  ranked,    // weighted within a rank; each rank's part is rounded to the row's type, then added
 };
 
 struct Term {
@@ -34,48 +32,28 @@ __device__ inline void put_term(WarpTerms& terms, bool present, int order, const
   __syncwarp();
 }
 
-// Rounds to nearest even, two values an instruction. Its NaN is 0x7FFF, ours 0x7FC0: if one of the
-// eight may be NaN (rare), the halves that are get replaced.
-__device__ inline std::uint32_t with_our_nan(std::uint32_t pair) {
-  constexpr std::uint32_t kTheirs = 0x7FFFU;
-  constexpr std::uint32_t kDifference = kTheirs ^ 0x7FC0U;
-  if ((pair & 0xFFFFU) == kTheirs) pair ^= kDifference;
-  if ((pair >> 16) == kTheirs) pair ^= kDifference << 16;
-  return pair;
-}
-__device__ inline uint4 round_to_bf16(const float (&sum)[kVectorElements]) {
-  float total = sum[0];
-  std::uint32_t pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
-    pairs[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
-    if (i > 0) total += sum[2 * i];
-    total += sum[2 * i + 1];
-  }
-  if (total != total) {
-#pragma unroll
-    for (std::uint32_t& pair : pairs) pair = with_our_nan(pair);
-  }
-  return {pairs[0], pairs[1], pairs[2], pairs[3]};
-}
-
 // Writes what lies inside a row whose end or address is no multiple of 16 bytes.
-__device__ inline void store_odd(std::byte* out, std::uint32_t vector, const uint4& packed,
-                                 std::uint32_t row_bytes) {
-  const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
-  const std::uint32_t num_elements = row_bytes / 2;
-  const bool pairs_aligned = reinterpret_cast<std::uintptr_t>(out) % 4 == 0;
+template <typename Element>
+__device__ void store_odd(std::byte* out, std::uint32_t vector, const uint4& packed,
+                          std::uint32_t row_bytes) {
+  const std::uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+  const bool words_aligned = reinterpret_cast<std::uintptr_t>(out) % 4 == 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t at = vector * kVectorElements + static_cast<std::uint32_t>(2 * i);
-    auto* to = reinterpret_cast<std::uint16_t*>(out) + at;
-    if (pairs_aligned && at + 1 < num_elements) {
-      *reinterpret_cast<std::uint32_t*>(to) = pairs[i];
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::uint32_t at = vector * 16 + 4 * i;
+    if (words_aligned && at + 4 <= row_bytes) {
+      *reinterpret_cast<std::uint32_t*>(out + at) = words[i];
       continue;
     }
-    if (at < num_elements) to[0] = static_cast<std::uint16_t>(pairs[i]);
-    if (at + 1 < num_elements) to[1] = static_cast<std::uint16_t>(pairs[i] >> 16);
+    if constexpr (Element::kBytes == 2) {
+      if (at < row_bytes) {
+        *reinterpret_cast<std::uint16_t*>(out + at) = static_cast<std::uint16_t>(words[i]);
+      }
+      if (at + 2 < row_bytes) {
+        *reinterpret_cast<std::uint16_t*>(out + at + 2) =
+            static_cast<std::uint16_t>(words[i] >> 16);
+      }
+    }
   }
 }
 
@@ -87,31 +65,29 @@ struct SumTarget {
   std::uint32_t first;
   std::uint32_t end;
 };
-__device__ inline void store_sum(const SumTarget& target, std::uint32_t vector,
-                                 const float (&sum)[kVectorElements]) {
-  const uint4 rounded = round_to_bf16(sum);
+template <typename Element>
+__device__ void store_sum(const SumTarget& target, std::uint32_t vector,
+                          const float (&sum)[Element::kOfVector]) {
+  const uint4 rounded = Element::round(sum);
   if (target.aligned) {
     __stcs(reinterpret_cast<uint4*>(target.out) + vector, rounded);
   } else {
-    store_odd(target.out, vector, rounded, target.row_bytes);
+    store_odd<Element>(target.out, vector, rounded, target.row_bytes);
   }
 }
 
-template <bool kWeighted>
-__device__ void add_vector(float (&sum)[kVectorElements], const uint4& packed, float weight) {
-  const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+template <typename Element, bool kWeighted>
+__device__ void add_vector(float (&sum)[Element::kOfVector], const uint4& packed, float weight) {
+  float values[Element::kOfVector];
+  Element::widen(packed, values);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float low = __uint_as_float(pairs[i] << 16);
-    const float high = __uint_as_float(pairs[i] & 0xFFFF0000U);
-    sum[2 * i] = kWeighted ? __fmaf_rn(weight, low, sum[2 * i]) : __fadd_rn(sum[2 * i], low);
-    sum[2 * i + 1] =
-        kWeighted ? __fmaf_rn(weight, high, sum[2 * i + 1]) : __fadd_rn(sum[2 * i + 1], high);
+  for (int i = 0; i < Element::kOfVector; ++i) {
+    sum[i] = kWeighted ? __fmaf_rn(weight, values[i], sum[i]) : __fadd_rn(sum[i], values[i]);
   }
 }
 
 // Vectors [begin, begin + 32 * kVectors) of exactly kRows plain terms, without a branch.
-template <int kRows, int kVectors>
+template <typename Element, int kRows, int kVectors>
 __device__ void sum_exact_vectors(const uint4* const (&rows)[kRows], uint4* out,
                                   std::uint32_t vector) {
   uint4 loaded[kVectors][kRows];
@@ -122,16 +98,16 @@ __device__ void sum_exact_vectors(const uint4* const (&rows)[kRows], uint4* out,
   }
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    float sum[kVectorElements] = {};
+    float sum[Element::kOfVector] = {};
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) add_vector<false>(sum, loaded[v][i], 1.0F);
-    __stcs(out + vector + v * kWarpLanes, round_to_bf16(sum));
+    for (int i = 0; i < kRows; ++i) add_vector<Element, false>(sum, loaded[v][i], 1.0F);
+    __stcs(out + vector + v * kWarpLanes, Element::round(sum));
   }
 }
 
 // Exactly kRows plain terms to an aligned row, as many vectors of each in flight as kLoads loads
 // allow: few SMs need all the bytes in flight that their registers can hold.
-template <int kRows, int kLoads>
+template <typename Element, int kRows, int kLoads>
 __device__ void sum_exact_rows(const WarpTerms& terms, const SumTarget& target, int lane) {
   constexpr int kMost = kLoads / kRows;
   constexpr int kVectors = kMost < 1 ? 1 : (kMost > 4 ? 4 : kMost);
@@ -144,26 +120,26 @@ __device__ void sum_exact_rows(const WarpTerms& terms, const SumTarget& target, 
   const std::uint32_t whole = target.first + (target.end - target.first) / kStep * kStep;
 #pragma unroll 1
   for (; vector < whole; vector += kStep) {
-    sum_exact_vectors<kRows, kVectors>(rows, out, vector);
+    sum_exact_vectors<Element, kRows, kVectors>(rows, out, vector);
   }
   if constexpr (kVectors == 1) {
-    if (vector < target.end) sum_exact_vectors<kRows, 1>(rows, out, vector);
+    if (vector < target.end) sum_exact_vectors<Element, kRows, 1>(rows, out, vector);
   } else {
 #pragma unroll 1
     for (; vector < target.end; vector += kWarpLanes) {
-      sum_exact_vectors<kRows, 1>(rows, out, vector);
+      sum_exact_vectors<Element, kRows, 1>(rows, out, vector);
     }
   }
 }
 
 // Any number of terms, kRows rows in flight.
-template <Arithmetic kArithmetic, int kRows>
+template <typename Element, Arithmetic kArithmetic, int kRows>
 __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
 #pragma unroll 1
   for (std::uint32_t vector = target.first + static_cast<std::uint32_t>(lane); vector < target.end;
        vector += kWarpLanes) {
-    float total[kVectorElements] = {};
-    [[maybe_unused]] float partial[kVectorElements] = {};
+    float total[Element::kOfVector] = {};
+    [[maybe_unused]] float partial[Element::kOfVector] = {};
     for (int base = 0; base < count; base += kRows) {
       uint4 loaded[kRows];
 #pragma unroll
@@ -176,41 +152,42 @@ __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget&
       for (int i = 0; i < kRows; ++i) {
         if (base + i >= count) continue;
         if constexpr (kArithmetic == Arithmetic::ranked) {
-          add_vector<true>(partial, loaded[i], terms[base + i].weight);
+          add_vector<Element, true>(partial, loaded[i], terms[base + i].weight);
           if (terms[base + i].last_of_rank == 0) continue;
-          add_vector<false>(total, round_to_bf16(partial), 1.0F);
+          add_vector<Element, false>(total, Element::round(partial), 1.0F);
 #pragma unroll
           for (float& element : partial) element = 0.0F;
         } else {
-          add_vector<kArithmetic == Arithmetic::weighted>(total, loaded[i], terms[base + i].weight);
+          add_vector<Element, kArithmetic == Arithmetic::weighted>(total, loaded[i],
+                                                                   terms[base + i].weight);
         }
       }
     }
-    store_sum(target, vector, total);
+    store_sum<Element>(target, vector, total);
   }
 }
 
 // One warp: the sum of `count` terms, in the order of the list. kExact: without branches, for which
 // 16 loads a lane need 128 registers (with 64 they spill, and 8 ranks x 16 SMs take 858 us, not 752).
-template <Arithmetic kArithmetic, bool kExact>
+template <typename Element, Arithmetic kArithmetic, bool kExact>
 __device__ void sum_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
   constexpr int kLoads = 16;
   constexpr int kRows = kArithmetic == Arithmetic::ranked ? 6 : 8;
   if constexpr (kExact) {
     static_assert(kArithmetic == Arithmetic::plain);
     switch (target.aligned ? count : 0) {
-      case 1: return sum_exact_rows<1, kLoads>(terms, target, lane);
-      case 2: return sum_exact_rows<2, kLoads>(terms, target, lane);
-      case 3: return sum_exact_rows<3, kLoads>(terms, target, lane);
-      case 4: return sum_exact_rows<4, kLoads>(terms, target, lane);
-      case 5: return sum_exact_rows<5, kLoads>(terms, target, lane);
-      case 6: return sum_exact_rows<6, kLoads>(terms, target, lane);
-      case 7: return sum_exact_rows<7, kLoads>(terms, target, lane);
-      case 8: return sum_exact_rows<8, kLoads>(terms, target, lane);
+      case 1: return sum_exact_rows<Element, 1, kLoads>(terms, target, lane);
+      case 2: return sum_exact_rows<Element, 2, kLoads>(terms, target, lane);
+      case 3: return sum_exact_rows<Element, 3, kLoads>(terms, target, lane);
+      case 4: return sum_exact_rows<Element, 4, kLoads>(terms, target, lane);
+      case 5: return sum_exact_rows<Element, 5, kLoads>(terms, target, lane);
+      case 6: return sum_exact_rows<Element, 6, kLoads>(terms, target, lane);
+      case 7: return sum_exact_rows<Element, 7, kLoads>(terms, target, lane);
+      case 8: return sum_exact_rows<Element, 8, kLoads>(terms, target, lane);
       default: break;
     }
   }
-  sum_any_rows<kArithmetic, kRows>(terms, count, target, lane);
+  sum_any_rows<Element, kArithmetic, kRows>(terms, count, target, lane);
 }
 
 }  // namespace wherry::kernels::cuda

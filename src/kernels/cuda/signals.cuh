@@ -154,7 +154,7 @@ __device__ void signal_peers(const RankContext& context, layout::Channel channel
     const std::uint32_t count = count_for(peer);
     fence_system();
     store_signal_after_fence(window_at<std::uint64_t>(context, peer, mine),
-                         layout::pack_signal(epoch, count));
+                             layout::pack_signal(epoch, count));
   }
 }
 

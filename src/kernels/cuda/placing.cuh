@@ -1,0 +1,221 @@
+// Stage 2, second half: from the counts of all ranks to the place of each row.
+//   base[slot] = segment begin + rows of earlier ranks; row = base + rows of earlier tokens here.
+#pragma once
+
+#include "kernels/cuda/counting.cuh"
+
+namespace wherry::kernels::cuda {
+
+// Bits of the flags that a block's threads raise while they receive counts.
+enum PlanFlag : unsigned { kFlagWait = 1, kFlagBad = 2, kFlagFull = 4 };
+
+// One thread: entries [4 * quad, 4 * quad + 4) of the counts of all ranks. With rows_per_slot the
+// base is final; otherwise it lacks where the segment begins (scan_segments).
+__device__ inline unsigned receive_quad(const CountArgs& args, const CountShared& shared,
+                                        const StageInfo& info, int quad) {
+  constexpr int kInFlight = 8;
+  const RankContext& context = args.context;
+  const std::uint64_t stride = context.layout.counts_stride;
+  const auto* message = window_at<std::byte>(context, context.rank,
+                                             context.layout.count_message(info.generation, 0)) +
+                        (kHeaderPairs + quad) * sizeof(WordPair);
+  const int my_entry = args.placement.slots + context.rank;  // token rows that come here
+  int4 before{0, 0, 0, 0};
+  int4 mine{0, 0, 0, 0};
+  int4 total{0, 0, 0, 0};
+  for (int first = 0; first < context.ranks; first += kInFlight) {
+    WordPair pairs[kInFlight];
+    if (!receive_pairs(context, info, message + static_cast<std::uint64_t>(first) * stride, stride,
+                       min(kInFlight, context.ranks - first), first, 1, pairs)) {
+      return kFlagWait;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int source = first + i;
+      if (source >= context.ranks) continue;
+      const int4 counts = unpack_quad(pairs[i]);
+      if (source < context.rank) before = plus(before, counts);
+      if (source == context.rank) mine = counts;
+      total = plus(total, counts);
+      if (my_entry / 4 != quad) continue;
+      const int values[4] = {counts.x, counts.y, counts.z, counts.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (my_entry % 4 == j) shared.from[source] = values[j];
+      }
+    }
+  }
+  unsigned flags = 0;
+  const int befores[4] = {before.x, before.y, before.z, before.w};
+  const int mines[4] = {mine.x, mine.y, mine.z, mine.w};
+  const int totals[4] = {total.x, total.y, total.z, total.w};
+  const auto token_rows = static_cast<std::int64_t>(context.layout.token_row_capacity);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int entry = 4 * quad + j;
+    const int peer = entry - args.placement.slots;
+    std::int32_t begin = 0;
+    if (peer < 0 && args.rows_per_slot > 0) {
+      begin = (entry - shared.slot_begin[shared.slot_rank[entry]]) * args.rows_per_slot;
+      if (totals[j] > args.rows_per_slot) flags |= kFlagFull;
+    }
+    shared.base[entry] = begin + befores[j];
+    shared.total[entry] = totals[j];
+    if (peer < 0 || peer >= context.ranks) continue;
+    shared.to[peer] = mines[j];
+    if (token_rows != 0 && totals[j] > token_rows) flags |= kFlagFull;
+  }
+  return flags;
+}
+
+// One thread: whether any rank has found a bad choice.
+__device__ inline unsigned receive_status(const CountArgs& args, const StageInfo& info) {
+  const RankContext& context = args.context;
+  unsigned flags = 0;
+  for (int source = 0; source < context.ranks; ++source) {
+    const auto* header = window_at<std::byte>(
+        context, context.rank,
+        context.layout.count_message(info.generation, static_cast<std::uint64_t>(source)));
+    WordPair pair[1];
+    if (!receive_pairs(context, info, header, 0, 1, source, 0, pair)) return kFlagWait;
+    if (status_of(pair[0]) != kPlanGood) flags |= kFlagBad;
+  }
+  return flags;
+}
+
+// One warp: where the segments of one rank's slots begin, each a multiple of the alignment. Adds that
+// to the base; for this rank, if it `writes`, also what the plan says of arrivals. Returns the rows
+// of the rank with padding.
+__device__ inline std::int32_t scan_segments(const CountArgs& args, const CountShared& shared,
+                                             int rank, bool writes, bool add) {
+  const int lane = lane_index();
+  const std::int32_t first_slot = shared.slot_begin[rank];
+  const std::int32_t local_slots = shared.slot_begin[rank + 1] - first_slot;
+  const bool mine = rank == args.context.rank && writes;
+  std::int32_t carried = 0;
+  std::int32_t rows = 0;
+  for (std::int32_t chunk = 0; chunk < local_slots; chunk += kWarpLanes) {
+    const std::int32_t local = chunk + lane;
+    const bool inside = local < local_slots;
+    const std::int32_t total = inside ? shared.total[first_slot + local] : 0;
+    std::int32_t room = inside ? args.rows_per_slot : 0;
+    if (args.rows_per_slot == 0) {
+      room = static_cast<std::int32_t>(layout::round_up(
+          static_cast<std::uint64_t>(total), static_cast<std::uint64_t>(args.alignment)));
+    }
+    std::int32_t end = room;  // inclusive prefix sum over the lanes
+#pragma unroll
+    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+      const std::int32_t other = __shfl_up_sync(kAllLanes, end, distance);
+      if (lane >= distance) end += other;
+    }
+    const std::int32_t begin = carried + end - room;
+    if (inside && add) shared.base[first_slot + local] += begin;
+    if (inside && mine) {
+      args.plan.slot_counts[local] = total;
+      args.plan.slot_begin[local] = begin;
+    }
+    rows += total;
+    carried += __shfl_sync(kAllLanes, end, kWarpLanes - 1);
+  }
+  if (mine) {
+    const auto received =
+        static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(rows)));
+    if (lane == 0) {
+      args.plan.slot_begin[local_slots] = carried;
+      args.plan.totals[kRowsReceived] = received;
+    }
+  }
+  return carried;
+}
+
+// A poisoned plan: nothing travels.
+__device__ inline void clear_plan(const CountArgs& args, const CountShared& shared, bool writes,
+                                  std::int32_t status, std::uint32_t begin, std::uint32_t end) {
+  const auto topk = static_cast<std::uint32_t>(args.context.topk);
+  for (std::uint32_t at = begin * topk + threadIdx.x; at < end * topk; at += blockDim.x) {
+    args.plan.dest[at] = -1;
+    args.plan.slot[at] = -1;
+    args.plan.row[at] = -1;
+    args.plan.token_row[at] = -1;
+  }
+  for (int peer = static_cast<int>(threadIdx.x); peer < args.context.ranks;
+       peer += static_cast<int>(blockDim.x)) {
+    shared.to[peer] = 0;
+    shared.from[peer] = 0;
+    if (!writes) continue;
+    args.plan.token_rows_from[peer] = 0;
+    args.plan.token_rows_to[peer] = 0;
+  }
+  if (!writes) return;
+  const int rank = args.context.rank;
+  const int local_slots = args.placement.slot_begin[rank + 1] - args.placement.slot_begin[rank];
+  for (int slot = static_cast<int>(threadIdx.x); slot <= local_slots;
+       slot += static_cast<int>(blockDim.x)) {
+    if (slot < local_slots) args.plan.slot_counts[slot] = 0;
+    args.plan.slot_begin[slot] = 0;
+  }
+  if (threadIdx.x == 0) {
+    args.plan.totals[kRowsReceived] = 0;
+    args.plan.totals[kTokenRowsReceived] = 0;
+    args.plan.totals[kPlanStatus] = status;
+  }
+}
+
+enum class Placed { failed, poisoned, good };
+
+// One block, all threads: waits for the counts of all ranks and fills base, total, to and from. Only
+// the block that `writes` tells the plan; with rows_per_slot it does so later (write_arrivals), since
+// nothing waits for it. `flags` is shared memory, 0 before; tokens [begin, end) are the block's.
+__device__ inline Placed receive_counts(const CountArgs& args, const CountShared& shared,
+                                        const StageInfo& info, bool writes, unsigned* flags,
+                                        std::uint32_t begin, std::uint32_t end) {
+  const int quads = shared.entries / 4;
+  for (int quad = static_cast<int>(threadIdx.x); quad < quads;
+       quad += static_cast<int>(blockDim.x)) {
+    const unsigned raised = receive_quad(args, shared, info, quad);
+    if (raised != 0) atomicOr(flags, raised);
+    if ((raised & kFlagWait) != 0) break;
+  }
+  if (threadIdx.x == blockDim.x - 1) {
+    const unsigned raised = receive_status(args, info);
+    if (raised != 0) atomicOr(flags, raised);
+  }
+  __syncthreads();
+  if (args.rows_per_slot == 0 && (*flags & kFlagWait) == 0) {
+    for (int rank = warp_index(); rank < args.context.ranks;
+         rank += static_cast<int>(blockDim.x) / kWarpLanes) {
+      const std::int32_t rows = scan_segments(args, shared, rank, writes, true);
+      if (args.row_limit > 0 && rows > args.row_limit && lane_index() == 0) {
+        atomicOr(flags, kFlagFull);
+      }
+    }
+    __syncthreads();
+  }
+  const unsigned raised = *flags;
+  if ((raised & kFlagWait) != 0) return Placed::failed;
+  if (raised == 0) return Placed::good;
+  __syncthreads();
+  clear_plan(args, shared, writes, (raised & kFlagBad) != 0 ? kPlanBadExpert : kPlanOverflow, begin,
+             end);
+  __syncthreads();
+  return Placed::poisoned;
+}
+
+// One block, all threads: what the plan says of arrivals.
+__device__ inline void write_arrivals(const CountArgs& args, const CountShared& shared) {
+  if (args.rows_per_slot > 0 && warp_index() == 0) {
+    scan_segments(args, shared, args.context.rank, true, false);
+  }
+  for (int peer = static_cast<int>(threadIdx.x); peer < args.context.ranks;
+       peer += static_cast<int>(blockDim.x)) {
+    args.plan.token_rows_from[peer] = shared.from[peer];
+    args.plan.token_rows_to[peer] = shared.to[peer];
+  }
+  if (threadIdx.x == 0) {
+    args.plan.totals[kTokenRowsReceived] = shared.total[args.placement.slots + args.context.rank];
+    args.plan.totals[kPlanStatus] = kPlanGood;
+  }
+}
+
+}  // namespace wherry::kernels::cuda
