@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "fabric/addressable.hpp"
+#include "group/state.hpp"
 #include "support/check.hpp"
 
 namespace wherry {
@@ -17,7 +18,9 @@ Window::Window(const Group& group, std::shared_ptr<MappedWindow> mapped, std::ui
       allowed_(deadline),
       begin_(begin),
       layout_(layout),
-      mapped_(std::move(mapped)) {
+      mapped_(std::move(mapped)),
+      beside_(group.state().beside) {
+  beside_.resize(static_cast<std::size_t>(size_), false);
   for (int peer = 0; peer < size_; ++peer) {
     bases_.push_back(mapped_->fabric->window(peer) + begin_);
   }
@@ -75,7 +78,8 @@ std::uint32_t Window::wait_one(int peer, const Signal& signal, const Place& plac
                 // Whoever ends after a fault has told everybody first: `woken` goes before `died` below.
                 died = !mapped_->fabric->alive(peer);
                 return died || Clock::now() >= deadline;
-              });
+              },
+              beside_[static_cast<std::size_t>(peer)]);
   if (!woken) give_up(peer, signal, place, died);
   if (announced) waiting.store(0, std::memory_order_release);
   if (!come()) throw fault_error(fault.load(std::memory_order_acquire));

@@ -75,6 +75,7 @@ class Window {
   layout::WindowLayout layout_;
   std::shared_ptr<MappedWindow> mapped_;
   std::vector<std::byte*> bases_;
+  std::vector<bool> beside_;  // peers that share this rank's only processor
 };
 
 }  // namespace wherry

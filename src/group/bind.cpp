@@ -71,15 +71,22 @@ std::vector<int> usable_cpus([[maybe_unused]] const std::string& synthetic) {
   return allowed_cpus();
 }
 
-void bind_rank(int rank, int ranks) {
-  const std::vector<int> cpus = share_of_cpus(usable_cpus(), rank, ranks);
+std::vector<bool> bind_rank(int rank, int ranks) {
+  const std::vector<int> usable = usable_cpus();
+  const std::vector<int> cpus = share_of_cpus(usable, rank, ranks);
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
-  if (cpus.empty() || sched_setaffinity(0, sizeof(set), &set) != 0) return;
+  if (cpus.empty() || sched_setaffinity(0, sizeof(set), &set) != 0) return {};
   const sched_param param{};
   if (sched_getscheduler(0) == SCHED_OTHER) sched_setscheduler(0, SCHED_BATCH, &param);
-  Doorbell::sleep_without_yielding();
+  Doorbell::wait_bound();
+  std::vector<bool> beside;
+  for (int peer = 0; peer < ranks; ++peer) {
+    beside.push_back(peer != rank && cpus.size() == 1 &&
+                     share_of_cpus(usable, peer, ranks) == cpus);
+  }
+  return beside;
 }
 
 }  // namespace wherry

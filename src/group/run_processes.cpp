@@ -10,10 +10,12 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "group/bind.hpp"
 #include "group/board.hpp"
+#include "group/state.hpp"
 #include "support/check.hpp"
 #include "wherry/group.hpp"
 
@@ -30,10 +32,11 @@ namespace {
   if (options.cancelled != nullptr) signal(SIGINT, SIG_IGN);
   int status = 0;
   try {
-    bind_rank(rank, board.ranks());
+    std::vector<bool> beside = bind_rank(rank, board.ranks());
     Group group = Group::from_allgather(rank, board.ranks(), [&board, rank, &options](auto mine) {
       return board.allgather(rank, mine, options.deadline);
     });
+    group.state().beside = std::move(beside);
     fn(group);
   } catch (const Error& error) {
     board.report(rank, error);

@@ -6,6 +6,7 @@
 
 #include "group/bind.hpp"
 #include "group/board.hpp"
+#include "group/state.hpp"
 #include "support/check.hpp"
 #include "wherry/group.hpp"
 
@@ -22,7 +23,7 @@ void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOpti
           return board->allgather(rank, mine, deadline);
         });
     try {
-      bind_rank(rank, ranks);
+      group.state().beside = bind_rank(rank, ranks);
       fn(group);
     } catch (...) {
       const std::scoped_lock lock(mutex);

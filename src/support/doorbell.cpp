@@ -11,7 +11,8 @@
 
 namespace wherry {
 
-thread_local int Doorbell::yields_ = Doorbell::kYields;
+thread_local int Doorbell::spins_ = 100;
+thread_local int Doorbell::yields_ = 200;
 
 void Doorbell::ring() const {
   // An RMW, not a load: it is ordered after the caller's store and against Sleeper's RMW.

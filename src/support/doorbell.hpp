@@ -1,7 +1,9 @@
 // Bounded waiting: spin briefly, then yield, then sleep on a futex, because ranks may outnumber
 // cores. Measured on two cores: a one-way flag costs 0.2 us spinning when pinned but 8 ms when
 // eight processes spin; yield 1-2 us; futex 26 us. So: 100 spins, 200 yields, then sleep. Threads
-// that are bound to their processors sleep after the spins (group/bind.hpp has the measurement).
+// that are bound to their processors wait otherwise (group/bind.hpp has the measurement): without
+// yields, long for another processor, whose sleepers take long to wake, and not at all for one that
+// can run only when they sleep.
 #pragma once
 
 #include <atomic>
@@ -22,10 +24,11 @@ class Doorbell {
   void ring() const;
 
   // Waits until ready() or until tick() returns true; returns ready(). tick() is called about every
-  // kTick while asleep and once `deadline` has passed; it decides what to give up for.
+  // kTick while asleep and once `deadline` has passed; it decides what to give up for. `beside`: who
+  // will ring is bound to this thread's only processor.
   template <typename Ready, typename Tick>
-  bool wait(Clock::time_point deadline, Ready ready, Tick tick) const {
-    for (int i = 0; i < kSpins; ++i) {
+  bool wait(Clock::time_point deadline, Ready ready, Tick tick, bool beside = false) const {
+    for (int i = 0; i < (beside ? 1 : spins_); ++i) {
       if (ready()) return true;
       relax();
     }
@@ -44,12 +47,14 @@ class Doorbell {
 
   static constexpr std::chrono::milliseconds kTick{20};
 
-  // From now on waits of this thread do not yield before they sleep.
-  static void sleep_without_yielding() { yields_ = 0; }
+  // From now on this thread waits as one that is bound to its processors.
+  static void wait_bound() {
+    spins_ = 1000;
+    yields_ = 0;
+  }
 
  private:
-  static constexpr int kSpins = 100;
-  static constexpr int kYields = 200;
+  static thread_local int spins_;
   static thread_local int yields_;
 
   // The RMW on `sleepers` orders it against the one in ring(): either ring() sees the sleeper, or

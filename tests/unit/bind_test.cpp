@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "group/state.hpp"
 #include "wherry/group.hpp"
 
 namespace wherry {
@@ -47,6 +48,20 @@ TEST(Bind, RanksOfALauncherAreBoundAndTheCallerIsNot) {
     }
   });
   EXPECT_EQ(usable_cpus(), before);
+}
+
+TEST(Bind, ARankKnowsWhoSharesItsOnlyProcessor) {
+  const int processors = static_cast<int>(usable_cpus().size());
+  run_threads(3 * processors, [&](Group& group) {
+    const std::vector<bool>& beside = group.state().beside;
+    for (int peer = 0; peer < group.size(); ++peer) {
+      const bool same = peer != group.rank() && peer / 3 == group.rank() / 3;
+      if (beside.at(static_cast<std::size_t>(peer)) != same) throw std::runtime_error("beside");
+    }
+  });
+  run_threads(1, [&](Group& group) {
+    if (group.state().beside.at(0)) throw std::runtime_error("beside itself");
+  });
 }
 
 }  // namespace

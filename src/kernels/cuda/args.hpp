@@ -41,6 +41,7 @@ struct RankState {
 struct RankContext {
   layout::WindowLayout layout;
   std::byte* const* windows;  // [ranks], this process's address of each window
+  std::byte* own;             // windows[rank], where no load is needed for it
   RankState* state;
   std::uint64_t* fault_record;  // pinned host memory: 0, or the first fault (layout::pack_fault)
   std::uint64_t deadline_ns;    // of every wait

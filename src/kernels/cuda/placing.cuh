@@ -16,9 +16,9 @@ __device__ inline unsigned receive_quad(const CountArgs& args, const CountShared
   constexpr int kInFlight = 8;
   const RankContext& context = args.context;
   const std::uint64_t stride = context.layout.counts_stride;
-  const auto* message = window_at<std::byte>(context, context.rank,
-                                             context.layout.count_message(info.generation, 0)) +
-                        (kHeaderPairs + quad) * sizeof(WordPair);
+  const auto* message =
+      own_window_at<std::byte>(context, context.layout.count_message(info.generation, 0)) +
+      (kHeaderPairs + quad) * sizeof(WordPair);
   const int my_entry = args.placement.slots + context.rank;  // token rows that come here
   int4 before{0, 0, 0, 0};
   int4 mine{0, 0, 0, 0};
@@ -70,15 +70,23 @@ __device__ inline unsigned receive_quad(const CountArgs& args, const CountShared
 
 // One thread: whether any rank has found a bad choice.
 __device__ inline unsigned receive_status(const CountArgs& args, const StageInfo& info) {
+  constexpr int kInFlight = 8;
   const RankContext& context = args.context;
+  const std::uint64_t stride = context.layout.counts_stride;
+  const auto* message =
+      own_window_at<std::byte>(context, context.layout.count_message(info.generation, 0));
   unsigned flags = 0;
-  for (int source = 0; source < context.ranks; ++source) {
-    const auto* header = window_at<std::byte>(
-        context, context.rank,
-        context.layout.count_message(info.generation, static_cast<std::uint64_t>(source)));
-    WordPair pair[1];
-    if (!receive_pairs(context, info, header, 0, 1, source, 0, pair)) return kFlagWait;
-    if (status_of(pair[0]) != kPlanGood) flags |= kFlagBad;
+  for (int first = 0; first < context.ranks; first += kInFlight) {
+    WordPair headers[kInFlight];
+    const int count = min(kInFlight, context.ranks - first);
+    if (!receive_pairs(context, info, message + static_cast<std::uint64_t>(first) * stride, stride,
+                       count, first, 1, headers)) {
+      return kFlagWait;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (i < count && status_of(headers[i]) != kPlanGood) flags |= kFlagBad;
+    }
   }
   return flags;
 }

@@ -108,6 +108,25 @@ __device__ void stage_as_they_are(const Outgoing& send, const Chunk& chunk, cons
   }
 }
 
+// Rows of `part` of the block's tokens, which begin at first_token.
+template <bool kQuantised, bool kBulk>
+__device__ void stage(const PlanDispatchArgs& args, const Chunk& part, std::uint32_t first_token,
+                      const Staging& whole) {
+  const layout::WindowLayout& layout = args.count.context.layout;
+  const std::uint32_t before = part.begin - first_token;
+  const Staging staging{whole.rows + before * layout.row_pitch,
+                        whole.scales + before * args.send.scale_pitch};
+  if constexpr (kQuantised) {
+    stage_quantised(args.send, part, staging, static_cast<std::uint32_t>(layout.row_bytes),
+                    layout.row_pitch);
+  } else {
+    stage_as_they_are(args.send, part, staging, layout.row_pitch);
+  }
+#ifdef WHERRY_HAS_BULK_COPY
+  if constexpr (kBulk) fence_shared_to_bulk();
+#endif
+}
+
 // --- Choices ------------------------------------------------------------------------------------
 
 // One warp, one token of this rank: its choices with their final rows.
@@ -204,22 +223,22 @@ struct Ready {
   const CountShared& shared;
   const ChoiceArrays& choices;
   std::uint32_t tokens_of_warp;
-  Chunk chunk;
+  std::uint32_t first_token;  // of the block
   Staging staging;
 };
 
 template <bool kBulk>
-__device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready) {
+__device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, const Chunk& part) {
   const CountArgs& count = args.count;
   const RankContext& context = count.context;
   const int lane = lane_index();
   const auto row_units = static_cast<std::uint32_t>(context.layout.row_pitch / sizeof(uint4));
   const std::uint32_t pieces = kBulk ? 1 : (row_units + 2 * kWarpLanes - 1) / (2 * kWarpLanes);
-  const std::uint32_t items = (ready.chunk.end - ready.chunk.begin) * pieces;
+  const std::uint32_t items = (part.end - part.begin) * pieces;
   for (auto item = static_cast<std::uint32_t>(warp_index()); item < items; item += kCountWarps) {
-    const std::uint32_t local = item / pieces;
+    const std::uint32_t token = part.begin + item / pieces;
+    const std::uint32_t local = token - ready.first_token;
     const std::uint32_t piece = item % pieces;
-    const std::uint32_t token = ready.chunk.begin + local;
     const Choice choice =
         place_token(count, ready.shared, ready.choices, ready.tokens_of_warp, token, lane);
     const Destinations to = destinations_of(context, args.send, choice, lane);
@@ -329,21 +348,22 @@ __global__ void __launch_bounds__(kCountThreads)
   __syncthreads();
   send_counts(count, shared, info, run.used_warps, blocks, bad);
 
-  if constexpr (kQuantised) {
-    stage_quantised(args.send, chunk, staging, static_cast<std::uint32_t>(context.layout.row_bytes),
-                    context.layout.row_pitch);
-  } else {
-    stage_as_they_are(args.send, chunk, staging, context.layout.row_pitch);
-  }
-#ifdef WHERRY_HAS_BULK_COPY
-  if constexpr (kBulk) fence_shared_to_bulk();
-#endif
+  // No more than what is ready when the counts are: the rest is made ready while these rows leave.
+  const Chunk part{chunk.begin, min(chunk.begin + kTokensBeforeCounts, chunk.end)};
+  const Chunk rest{part.end, chunk.end};
+  stage<kQuantised, kBulk>(args, part, chunk.begin, staging);
   const bool writes = blockIdx.x == 0;
-  // Its barrier also says that all rows are staged and all warps' counts summed.
+  // Its barrier also says that these rows are staged and all warps' counts summed.
   const Placed placed = receive_counts(count, shared, info, writes, &flags, chunk.begin, chunk.end);
   if (placed == Placed::failed) return;
   if (placed == Placed::good) {
-    send_tokens<kBulk>(args, {shared, choices, run.each, chunk, staging});
+    const Ready ready{shared, choices, run.each, chunk.begin, staging};
+    send_tokens<kBulk>(args, ready, part);
+    if (rest.begin < rest.end) {
+      stage<kQuantised, kBulk>(args, rest, chunk.begin, staging);
+      __syncthreads();
+      send_tokens<kBulk>(args, ready, rest);
+    }
     if (writes) write_arrivals(count, shared);
   }
 #ifdef WHERRY_HAS_BULK_COPY

@@ -62,11 +62,15 @@ __device__ inline std::uint64_t global_nanoseconds() {
 }
 
 template <typename T>
+__device__ T* own_window_at(const RankContext& context, std::uint64_t offset) {
+  return reinterpret_cast<T*>(context.own + offset);
+}
+template <typename T>
 __device__ T* window_at(const RankContext& context, int rank, std::uint64_t offset) {
   return reinterpret_cast<T*>(context.windows[rank] + offset);
 }
 __device__ inline std::uint64_t* own_fault_word(const RankContext& context) {
-  return &window_at<layout::WindowHeader>(context, context.rank, 0)->fault;
+  return &own_window_at<layout::WindowHeader>(context, 0)->fault;
 }
 
 // --- Faults -----------------------------------------------------------------------------------
@@ -152,9 +156,9 @@ __device__ void signal_peers(const RankContext& context, layout::Channel channel
   for (int peer = static_cast<int>(threadIdx.x); peer < context.ranks;
        peer += static_cast<int>(blockDim.x)) {
     const std::uint32_t count = count_for(peer);
+    auto* word = window_at<std::uint64_t>(context, peer, mine);  // the fence empties the cache
     fence_system();
-    store_signal_after_fence(window_at<std::uint64_t>(context, peer, mine),
-                             layout::pack_signal(epoch, count));
+    store_signal_after_fence(word, layout::pack_signal(epoch, count));
   }
 }
 
@@ -186,8 +190,8 @@ class Patience {
 // One thread: until `peer` has signalled the epoch. expected_count < 0: any count is right.
 __device__ inline bool wait_for_peer(const RankContext& context, const StageInfo& info, int peer,
                                      std::int64_t expected_count) {
-  const std::uint64_t* word = window_at<std::uint64_t>(
-      context, context.rank,
+  const auto* word = own_window_at<std::uint64_t>(
+      context,
       context.layout.signal(info.channel, info.generation, static_cast<std::uint64_t>(peer)));
   Patience patience;
   for (;;) {
