@@ -57,6 +57,11 @@ MUTANTS = [
            "src/kernels/numerics_low.hpp", "(bits + 0x7FFFFFU) >> 23", "bits >> 23", "format_test"),
     Mutant("reciprocal_division", "x / scale rounds as a division does",
            "src/kernels/cpu/convert-inl.hpp", "divided(v, divisor, by)", "hn::Mul(v, by)", "convert_test"),
+    Mutant("strayed_scales", "every row that travels quantised has its own scales",
+           "src/kernels/send_rows.hpp", "(l.row_capacity), row, source.scales()",
+           "(l.row_capacity), 0, source.scales()", "wires_test"),
+    Mutant("unseen_switch", "a rank that did not switch its placement is noticed",
+           "src/exchange/exchange.cpp", "header.placement == first_placement,", "true,", "switch_test"),
 ]
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
