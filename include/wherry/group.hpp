@@ -29,6 +29,14 @@ class Group {
   // Gathers `mine` of every rank, indexed by rank. Sizes may differ. Called collectively.
   using AllgatherFn = std::function<std::vector<Bytes>(std::span<const std::byte> mine)>;
 
+  // Ranks that a launcher has started: rank and size from WHERRY_RANK/WHERRY_SIZE, or what torchrun
+  // (RANK, WORLD_SIZE), Open MPI, MPICH or Slurm set, whichever comes first. They meet over TCP at
+  // MASTER_ADDR and port WHERRY_PORT (default MASTER_PORT + 1), or without MASTER_ADDR, on one host,
+  // at a Unix socket named after the job. Collective, blocking; further calls make further groups of
+  // the same ranks. Throws bad_argument (naming the variable), timeout naming the ranks that did not
+  // come within `deadline`, config_mismatch, peer_failed, system.
+  [[nodiscard]] static Group from_environment(Seconds deadline = kDefaultDeadline);
+
   // Bring your own transport (torch.distributed, mpi4py). Ranks of one process become threads of a
   // shared address space, ranks of one host share memory; which, is found out by the first
   // exchange. Throws bad_argument.

@@ -18,7 +18,7 @@ namespace {
 
 class ShmFabric final : public Fabric {
  public:
-  ShmFabric(int rank, std::uint64_t bytes, std::vector<shm::Fd> sockets)
+  ShmFabric(int rank, std::uint64_t bytes, std::vector<Fd> sockets)
       : rank_(rank),
         bytes_(bytes),
         windows_(sockets.size(), nullptr),
@@ -31,7 +31,7 @@ class ShmFabric final : public Fabric {
     windows_[static_cast<std::size_t>(peer)] = map_window(fd, bytes_, populate);
   }
 
-  [[nodiscard]] const shm::Fd& socket(int peer) const noexcept {
+  [[nodiscard]] const Fd& socket(int peer) const noexcept {
     return sockets_[static_cast<std::size_t>(peer)];
   }
 
@@ -51,12 +51,12 @@ class ShmFabric final : public Fabric {
   int rank_;
   std::uint64_t bytes_;
   std::vector<std::byte*> windows_;
-  std::vector<shm::Fd> sockets_;
+  std::vector<Fd> sockets_;
 };
 
-shm::Fd make_memory(std::uint64_t bytes, int rank) {
+Fd make_memory(std::uint64_t bytes, int rank) {
   const Error::Where where{Stage::startup, rank, -1};
-  shm::Fd fd(memfd_create("wherry-window", MFD_CLOEXEC));
+  Fd fd(memfd_create("wherry-window", MFD_CLOEXEC));
   WHERRY_CHECK(fd.valid(), ErrorCode::system, where, "memfd_create: {}", std::strerror(errno));
   WHERRY_CHECK(ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0, ErrorCode::out_of_memory, where,
                "no memory for a window of {} bytes: {}", bytes, std::strerror(errno));
@@ -95,7 +95,7 @@ std::unique_ptr<Fabric> connect_shm(const Group& group, const WindowRequest& req
       std::make_unique<ShmFabric>(rank, request.bytes, shm::connect_all(group, request.deadline));
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(request.deadline);
 
-  shm::Fd memory;
+  Fd memory;
   agreed(group, [&] {
     memory = make_memory(request.bytes, rank);
     fabric->map(rank, memory.get(), request.populate);
@@ -106,7 +106,7 @@ std::unique_ptr<Fabric> connect_shm(const Group& group, const WindowRequest& req
     }
     for (int peer = 0; peer < group.size(); ++peer) {
       if (peer == rank) continue;
-      const shm::Fd fd = shm::receive_fd(fabric->socket(peer), rank, peer, until);
+      const Fd fd = shm::receive_fd(fabric->socket(peer), rank, peer, until);
       fabric->map(peer, fd.get(), request.populate);
     }
   });

@@ -6,7 +6,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -15,34 +14,12 @@
 
 namespace wherry::shm {
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
-
 namespace {
 
 [[noreturn]] void fail_system(int rank, int peer, const char* what) {
   const int error = errno;
   throw Error(ErrorCode::system, {Stage::startup, rank, peer},
               fmt::format("{}: {}", what, std::strerror(error)));
-}
-
-// Waits for `events`; false when the deadline has passed.
-bool wait_for(int fd, short events, Clock::time_point deadline) {
-  for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    pollfd p{fd, events, 0};
-    const int n = poll(&p, 1, static_cast<int>(std::clamp<long>(left, 0, 1000)));
-    if (n > 0) return true;
-    if (n < 0 && errno != EINTR) return false;
-    if (left <= 0) return false;
-  }
 }
 
 std::string random_name() {
@@ -117,7 +94,7 @@ std::vector<Fd> connect_all(const Group& group, Seconds deadline) {
     sockets[static_cast<std::size_t>(peer)] = connect_to(theirs, rank, peer);
   }
   for (int waiting = size - 1 - rank; waiting > 0;) {
-    if (!wait_for(listener.get(), POLLIN, until)) {
+    if (!wait_for(listener, POLLIN, until)) {
       int missing = rank + 1;
       while (sockets[static_cast<std::size_t>(missing)].valid()) ++missing;
       throw Error(ErrorCode::timeout, {Stage::startup, rank, missing},
@@ -127,7 +104,7 @@ std::vector<Fd> connect_all(const Group& group, Seconds deadline) {
     if (!connection.valid()) fail_system(rank, -1, "accept");
     check_same_user(connection, rank);
     std::int32_t peer = -1;
-    if (!wait_for(connection.get(), POLLIN, until)) continue;  // named by the time-out above
+    if (!wait_for(connection, POLLIN, until)) continue;  // named by the time-out above
     if (recv(connection.get(), &peer, sizeof(peer), MSG_WAITALL) !=
         static_cast<ssize_t>(sizeof(peer)))
       continue;
@@ -158,7 +135,7 @@ void send_fd(const Fd& socket, int fd, int rank, int peer) {
 }
 
 Fd receive_fd(const Fd& socket, int rank, int peer, Clock::time_point deadline) {
-  if (!wait_for(socket.get(), POLLIN, deadline)) {
+  if (!wait_for(socket, POLLIN, deadline)) {
     throw Error(ErrorCode::timeout, {Stage::startup, rank, peer},
                 fmt::format("rank {} did not send its window in time", peer));
   }

@@ -5,25 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "support/doorbell.hpp"
+#include "support/fd.hpp"
 #include "wherry/group.hpp"
 
 namespace wherry::shm {
-
-// An owned file descriptor.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd();
-  [[nodiscard]] int get() const noexcept { return fd_; }
-  [[nodiscard]] bool valid() const noexcept { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
 
 // A connected socket to every peer (invalid for the rank itself). Collective, bounded by
 // `deadline`. Throws timeout or peer_failed naming the peer that is missing, or system.

@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ WarpTerms terms[kThreads / kWarpLanes];
   const CombineRecvArgs& args = table.rank[blockIdx.y];
   const RankContext& context = args.context;
+  touch_arguments(args, context);
   RankState& state = *context.state;
   std::uint32_t& received = state.received[kChannel][args.generation];
   const StageBegin begin = begin_stage(context, received);

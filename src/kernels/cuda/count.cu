@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(kCountThreads)
   const RankContext& context = args.context;
   const int blocks = num_counting_blocks(args.plan.tokens, args.chunk_tokens);
   if (static_cast<int>(blockIdx.x) >= blocks) return;
+  touch_arguments(args, context);
   const CountShared shared = count_shared(memory, args);
   const Chunk chunk = chunk_of(args, static_cast<int>(blockIdx.x));
   const Run run = run_of_warp(chunk.begin, chunk.end, context.topk, max_warps);

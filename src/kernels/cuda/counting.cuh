@@ -75,17 +75,22 @@ __device__ inline CountShared count_shared(std::int32_t* memory, const CountArgs
   return shared;
 }
 
-__device__ inline void copy_to_shared(std::int32_t* to, const std::int32_t* from, int count) {
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-    to[i] = from[i];
-  }
-}
 __device__ inline void load_placement(const CountArgs& args, const CountShared& shared) {
   const PlacementArrays& placement = args.placement;
-  copy_to_shared(shared.expert_begin, placement.expert_begin, placement.experts + 1);
-  copy_to_shared(shared.expert_slots, placement.expert_slots, placement.slots);
-  copy_to_shared(shared.slot_rank, placement.slot_rank, placement.slots);
-  copy_to_shared(shared.slot_begin, placement.slot_begin, args.context.ranks + 1);
+  const int ranks = args.context.ranks;
+  const int most = max(max(placement.experts + 1, placement.slots), ranks + 1);
+  for (int i = static_cast<int>(threadIdx.x); i < most; i += static_cast<int>(blockDim.x)) {
+    const std::int32_t expert_begin = i <= placement.experts ? placement.expert_begin[i] : 0;
+    const std::int32_t expert_slot = i < placement.slots ? placement.expert_slots[i] : 0;
+    const std::int32_t slot_rank = i < placement.slots ? placement.slot_rank[i] : 0;
+    const std::int32_t slot_begin = i <= ranks ? placement.slot_begin[i] : 0;
+    if (i <= placement.experts) shared.expert_begin[i] = expert_begin;
+    if (i < placement.slots) {
+      shared.expert_slots[i] = expert_slot;
+      shared.slot_rank[i] = slot_rank;
+    }
+    if (i <= ranks) shared.slot_begin[i] = slot_begin;
+  }
 }
 
 // --- Counting -----------------------------------------------------------------------------------

@@ -209,6 +209,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     dispatch_send_e4m3(const __grid_constant__ RankTable<DispatchSendArgs> table,
                        std::uint32_t hidden) {
   const DispatchSendArgs& args = table.rank[blockIdx.y];
+  touch_arguments(args, args.context);
   const StageBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 

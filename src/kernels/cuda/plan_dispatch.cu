@@ -16,6 +16,7 @@ namespace wherry::kernels::cuda {
 namespace {
 
 constexpr std::size_t kMaxPlanShared = 224 * 1024;
+constexpr std::uint32_t kTokensBeforeCounts = 4;
 constexpr int kMaxChoices =
     4096;  // of a rank: more are better counted by blocks that share the work
 
@@ -140,7 +141,6 @@ __device__ Choice place_token(const CountArgs& args, const CountShared& shared,
     const std::size_t at = static_cast<std::size_t>(token) * static_cast<std::size_t>(topk) +
                            static_cast<std::size_t>(lane);
     slot = choices.slot[at];
-    choice.weight = args.weights != nullptr ? args.weights[at] : 1.0F;
     if (slot >= 0) {
       const std::int32_t* earlier = shared.counts + token / tokens_of_warp * shared.entries;
       choice.dest = choices.dest[at];
@@ -154,18 +154,10 @@ __device__ Choice place_token(const CountArgs& args, const CountShared& shared,
   return choice;
 }
 
-__device__ void write_choice(const CountArgs& args, const ChoiceArrays& choices,
-                             const Choice& choice, std::uint32_t token, int lane) {
-  const int topk = args.context.topk;
-  if (lane >= topk) return;
-  const std::size_t at = static_cast<std::size_t>(token) * static_cast<std::size_t>(topk) +
-                         static_cast<std::size_t>(lane);
-  args.plan.slot[at] = choices.slot[at];
-  args.plan.dest[at] = choice.dest;
-  args.plan.row[at] = choice.row;
-  args.plan.token_row[at] = choice.token_row;
-  args.plan.weight[at] = choice.weight;
-  args.plan.repeat[at] = choice.repeat ? 1 : 0;
+__device__ float weight_of(const CountArgs& args, std::uint32_t token, int lane) {
+  if (args.weights == nullptr || lane >= args.context.topk) return 1.0F;
+  return args.weights[token * static_cast<std::uint32_t>(args.context.topk) +
+                      static_cast<std::uint32_t>(lane)];
 }
 
 // --- Rows to their places -----------------------------------------------------------------------
@@ -239,7 +231,7 @@ __device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, co
     const std::uint32_t token = part.begin + item / pieces;
     const std::uint32_t local = token - ready.first_token;
     const std::uint32_t piece = item % pieces;
-    const Choice choice =
+    Choice choice =
         place_token(count, ready.shared, ready.choices, ready.tokens_of_warp, token, lane);
     const Destinations to = destinations_of(context, args.send, choice, lane);
     if constexpr (kBulk) {
@@ -247,33 +239,59 @@ __device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, co
     } else {
       send_piece(context, args.send, ready.staging, local, piece, choice, to, lane);
     }
-    if (piece != 0) continue;
-    if (args.send.entries) {
+    if (args.send.entries && piece == 0) {
+      choice.weight = weight_of(count, token, lane);
       write_entries(context, args.send.generation, choice, to.first_of_rank, lane);
     }
-    write_choice(count, ready.choices, choice, token, lane);
   }
 }
 
-// All threads of a rank's blocks, after each thread's own stores have been written.
-__device__ void finish(const PlanDispatchArgs& args, const CountShared& shared, std::uint32_t plans,
-                       std::uint32_t epoch, int blocks) {
+// One block: its tokens' part of the plan, and with the first block what arrives. Nothing in this
+// launch reads it.
+__device__ void write_plan(const CountArgs& args, const Ready& ready, const Chunk& chunk) {
+  const int lane = lane_index();
+  const auto topk = static_cast<std::uint32_t>(args.context.topk);
+  for (std::uint32_t token = chunk.begin + static_cast<std::uint32_t>(warp_index());
+       token < chunk.end; token += kCountWarps) {
+    const float weight = weight_of(args, token, lane);
+    const Choice choice =
+        place_token(args, ready.shared, ready.choices, ready.tokens_of_warp, token, lane);
+    if (lane >= args.context.topk) continue;
+    const std::uint32_t at = token * topk + static_cast<std::uint32_t>(lane);
+    args.plan.slot[at] = ready.choices.slot[at];
+    args.plan.dest[at] = choice.dest;
+    args.plan.row[at] = choice.row;
+    args.plan.token_row[at] = choice.token_row;
+    args.plan.weight[at] = weight;
+    args.plan.repeat[at] = choice.repeat ? 1 : 0;
+  }
+  if (blockIdx.x == 0) write_arrivals(args, ready.shared);
+}
+
+// One step: what the last block of a rank advances, and tells.
+struct Step {
+  std::uint32_t plans;
+  std::uint32_t epoch;  // of the dispatch
+};
+__device__ void signal(const PlanDispatchArgs& args, const CountShared& shared, const Step& step) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.count.context;
-  RankState& state = *context.state;
-  if (!is_last_block(state, Arrival::dispatch_sent, static_cast<std::uint32_t>(blocks))) return;
-  signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch,
+  signal_peers(context, layout::Channel::dispatch, args.send.generation, step.epoch,
                [&](int peer) { return static_cast<std::uint32_t>(shared.to[peer]); });
-  if (threadIdx.x == 0) {
-    state.plans = plans + 1;
-    state.sent[kChannel][args.send.generation] = epoch;
-  }
-  if (!args.send.receive) return;
+  if (threadIdx.x != 0) return;
+  context.state->plans = step.plans + 1;
+  context.state->sent[kChannel][args.send.generation] = step.epoch;
+}
+__device__ void wait(const PlanDispatchArgs& args, const CountShared& shared, const Step& step) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
+  const RankContext& context = args.count.context;
   const StageInfo info{Stage::dispatch_recv, layout::Channel::dispatch, args.send.generation,
-                       epoch};
+                       step.epoch};
   const bool received =
       wait_for_peers(context, info, [&](int peer) { return std::int64_t{shared.from[peer]}; });
-  if (received && threadIdx.x == 0) state.received[kChannel][args.send.generation] = epoch;
+  if (received && threadIdx.x == 0) {
+    context.state->received[kChannel][args.send.generation] = step.epoch;
+  }
 }
 
 // One block: the counts of this rank to the peers that are this block's to tell.
@@ -311,6 +329,9 @@ __global__ void __launch_bounds__(kCountThreads)
   const auto chunk_tokens = static_cast<std::uint32_t>(count.chunk_tokens);
   const std::uint32_t first_token = min(blockIdx.x * chunk_tokens, tokens);
   const Chunk chunk{first_token, min(first_token + chunk_tokens, tokens)};
+  touch_arguments(args, context);
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
+  const std::uint32_t sent = context.state->sent[kChannel][args.send.generation];
   prefetch_rows(args.send, chunk,
                 static_cast<std::uint32_t>(context.layout.row_bytes) * (kQuantised ? 2U : 1U));
 
@@ -336,10 +357,7 @@ __global__ void __launch_bounds__(kCountThreads)
     bad = kNoBadChoice;
     flags = 0;
   }
-  RankState& state = *context.state;
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  const std::uint32_t sent = state.sent[kChannel][args.send.generation];
-  const StageBegin begin = begin_stage(context, state.plans);
+  const StageBegin begin = begin_stage(context, context.state->plans);
   if (begin.failed) return;
   const std::uint32_t plans = begin.epoch - 1;
   const StageInfo info{Stage::plan, layout::Channel::counts, plans % layout::kCountGenerations,
@@ -356,20 +374,24 @@ __global__ void __launch_bounds__(kCountThreads)
   // Its barrier also says that these rows are staged and all warps' counts summed.
   const Placed placed = receive_counts(count, shared, info, writes, &flags, chunk.begin, chunk.end);
   if (placed == Placed::failed) return;
+  const Ready ready{shared, choices, run.each, chunk.begin, staging};
   if (placed == Placed::good) {
-    const Ready ready{shared, choices, run.each, chunk.begin, staging};
     send_tokens<kBulk>(args, ready, part);
     if (rest.begin < rest.end) {
       stage<kQuantised, kBulk>(args, rest, chunk.begin, staging);
       __syncthreads();
       send_tokens<kBulk>(args, ready, rest);
     }
-    if (writes) write_arrivals(count, shared);
   }
 #ifdef WHERRY_HAS_BULK_COPY
   if constexpr (kBulk) bulk_wait_written();
 #endif
-  finish(args, shared, plans, sent + 1, blocks);
+  const Step step{plans, sent + 1};
+  const bool last =
+      is_last_block(*context.state, Arrival::dispatch_sent, static_cast<std::uint32_t>(blocks));
+  if (last) signal(args, shared, step);
+  if (placed == Placed::good) write_plan(count, ready, chunk);
+  if (last && args.send.receive) wait(args, shared, step);
 }
 
 template <bool kQuantised, bool kBulk>

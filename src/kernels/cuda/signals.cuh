@@ -116,10 +116,11 @@ __device__ inline StageBegin begin_stage(const RankContext& context,
   __shared__ std::uint32_t epoch;
   __shared__ bool failed;
   if (threadIdx.x == 0) {
+    const std::uint32_t before = previous;
     const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
     if (fault != 0) store_for_host(context.fault_record, fault);
     failed = fault != 0;
-    epoch = previous + 1;
+    epoch = before + 1;
   }
   __syncthreads();
   return {failed, epoch};
