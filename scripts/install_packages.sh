@@ -26,6 +26,7 @@ test   libgtest-dev        GoogleTest: the tests
 test   libgmock-dev        GoogleMock: matchers that say what differs
 test   python3             the oracles of the number formats
 test   python3-venv        their packages, kept apart in build/venv
+test   openmpi-bin         mpirun: a group of ranks that it has started
 ci     clang-19            the second compiler
 ci     libclang-rt-19-dev  its sanitizers
 ci     clang-tidy-19       the linter

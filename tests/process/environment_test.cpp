@@ -248,7 +248,7 @@ TEST(FromEnvironment, WorksUnderMpirun) {
     return;
   }
   if (std::system("command -v mpirun >/dev/null 2>&1") != 0) {
-    GTEST_SKIP() << "mpirun is missing: scripts/install_packages.sh bench";
+    GTEST_SKIP() << "mpirun is missing: scripts/install_packages.sh test";
   }
   std::array<char, 4096> self{};
   ASSERT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
