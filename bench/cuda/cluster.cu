@@ -152,6 +152,7 @@ void Cluster::make_local(Local& local, int rank, double deadline_s) {
   local.rank = rank;
   local.context = {layout_,
                    device_windows_,
+                   windows_[static_cast<std::size_t>(rank)],
                    device<cuda::RankState>(1),
                    nullptr,
                    static_cast<std::uint64_t>(deadline_s * 1e9),

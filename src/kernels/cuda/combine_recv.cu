@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const StageBegin begin = begin_stage(context, received);
   if (begin.failed) return;
   const StageInfo info{Stage::combine_recv, layout::Channel::combine, args.generation, begin.epoch};
-  if (args.send && blockIdx.x == 0) {
+  if (args.send && blockIdx.x == 0 && warp_index() == 0) {
     signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
       return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
     });

@@ -53,9 +53,10 @@ __global__ void __launch_bounds__(kThreads)
   if (begin.failed) return;
   if (args.partials) sum_partials<Element>(args);
   if (!is_last_block(*context.state, Arrival::combine_sent, gridDim.x)) return;
-  signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
-    return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
-  });
+  if (warp_index() == 0)
+    signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
+      return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
+    });
   if (threadIdx.x == 0) sent = begin.epoch;
 }
 

@@ -85,6 +85,7 @@ __device__ bool exchange_counts(const CountArgs& args, const CountShared& shared
       info.generation, static_cast<std::uint64_t>(args.context.rank));
   int failed = 0;
   const int quads = shared.entries / 4;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i <= quads; i += static_cast<int>(blockDim.x)) {
     const bool is_header = i == quads;
     OverBlocks sum{{0, 0, 0, 0}, {0, 0, 0, 0}, bad, false};
@@ -157,10 +158,11 @@ __global__ void __launch_bounds__(kCountThreads)
   const CountShared shared = count_shared(memory, args);
   const Chunk chunk = chunk_of(args, static_cast<int>(blockIdx.x));
   const Run run = run_of_warp(chunk.begin, chunk.end, context.topk, max_warps);
-  const std::int64_t first_id =
-      kStep == CountStep::recv ? -1 : load_step_id(args, run.begin, run.end, lane_index());
+  const FirstIds first_ids =
+      kStep == CountStep::recv ? FirstIds{-1, -1} : load_first_ids(args, run);
   load_placement(args, shared);
   if constexpr (kStep != CountStep::recv) {
+#pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x); at < run.used_warps * shared.entries;
          at += kCountThreads) {
       shared.counts[at] = 0;
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(kCountThreads)
   const StageInfo info{Stage::plan, layout::Channel::counts, plans % layout::kCountGenerations,
                        plans / layout::kCountGenerations + 1};
   if constexpr (kStep != CountStep::recv) {
-    count_run(args, shared, run, first_id,
+    count_run(args, shared, run, first_ids,
               {args.plan.slot, args.plan.dest, args.plan.row, args.plan.token_row},
               args.plan.repeat, &bad);
     __syncthreads();
@@ -191,7 +193,7 @@ __global__ void __launch_bounds__(kCountThreads)
       case Placed::failed: return;
       case Placed::poisoned: break;
       case Placed::good:
-        if (writes) write_arrivals(args, shared);
+        if (writes && warp_index() == 0) write_arrivals(args, shared);
         add_base(args, shared, chunk);
     }
     if (threadIdx.x == 0 &&

@@ -79,6 +79,7 @@ __device__ inline void load_placement(const CountArgs& args, const CountShared& 
   const PlacementArrays& placement = args.placement;
   const int ranks = args.context.ranks;
   const int most = max(max(placement.experts + 1, placement.slots), ranks + 1);
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < most; i += static_cast<int>(blockDim.x)) {
     const std::int32_t expert_begin = i <= placement.experts ? placement.expert_begin[i] : 0;
     const std::int32_t expert_slot = i < placement.slots ? placement.expert_slots[i] : 0;
@@ -195,23 +196,33 @@ __device__ inline bool count_step(const CountArgs& args, const CountShared& shar
 
 inline constexpr std::uint64_t kNoBadChoice = kWordData;
 
-// One block: counts `run` of each warp. `first_id` is the id of the warp's first step, loaded before
-// the barrier that the caller has passed with counts of zero. The smallest bad choice goes to `bad`.
+// The ids of a warp's first two steps, loaded before anything else is waited for.
+struct FirstIds {
+  std::int64_t now, next;
+};
+__device__ inline FirstIds load_first_ids(const CountArgs& args, const Run& run) {
+  const int lane = lane_index();
+  const auto step = static_cast<std::uint32_t>(tokens_per_step(args.context.topk));
+  return {load_step_id(args, run.begin, run.end, lane),
+          load_step_id(args, run.begin + step, run.end, lane)};
+}
+
+// One block: counts `run` of each warp, after a barrier that the caller has passed with counts of zero. The smallest bad choice goes to `bad`.
 __device__ inline void count_run(const CountArgs& args, const CountShared& shared, const Run& run,
-                                 std::int64_t first_id, const ChoiceArrays& choices,
-                                 std::uint8_t* repeat, unsigned long long* bad) {
+                                 FirstIds ids, const ChoiceArrays& choices, std::uint8_t* repeat,
+                                 unsigned long long* bad) {
   const int topk = args.context.topk;
   const int lane = lane_index();
   const auto step = static_cast<std::uint32_t>(tokens_per_step(topk));
   std::int32_t* counts = shared.counts + warp_index() * shared.entries;
-  std::int64_t id = first_id;
+#pragma unroll 1
   for (std::uint32_t token = run.begin; token < run.end; token += step) {
     const StepLane mine = lane_of_step(token, run.end, topk, lane);
-    const std::int64_t next = load_step_id(args, token + step, run.end, lane);
-    if (count_step(args, shared, mine, id, counts, choices, repeat)) {
+    const std::int64_t later = load_step_id(args, token + 2 * step, run.end, lane);
+    if (count_step(args, shared, mine, ids.now, counts, choices, repeat)) {
       atomicMin(bad, static_cast<unsigned long long>(mine.at));
     }
-    id = next;
+    ids = {ids.next, later};
   }
 }
 
@@ -223,7 +234,7 @@ __device__ inline int4 sum_over_warps(const CountShared& shared, int quad, int w
   int4 before{0, 0, 0, 0};
   auto* at = reinterpret_cast<int4*>(shared.counts) + quad;
   const int stride = shared.entries / 4;
-#pragma unroll 8
+#pragma unroll 4
   for (int warp = 0; warp < warps; ++warp) {
     const int4 mine = at[warp * stride];
     at[warp * stride] = before;
@@ -262,13 +273,10 @@ __device__ inline WordPair header_pair(const CountArgs& args, std::uint32_t epoc
   const auto id = static_cast<std::uint64_t>(load_id(args, bad));
   return {pack_word(epoch, id), pack_word(epoch, id >> kWordDataBits)};
 }
-__device__ inline std::int32_t status_of(const WordPair& header) {
-  return static_cast<std::int32_t>((header.first & kWordData) >> 32);
-}
-
 // One thread a pair of the message: to the peers that this block tells.
 __device__ inline void tell_peers(const RankContext& context, std::uint64_t message, int pair,
                                   const WordPair& words, int block, int blocks) {
+#pragma unroll 1
   for (int peer = block; peer < context.ranks; peer += blocks) {
     store_pair_system(window_at<WordPair>(context, peer, message) + pair, words);
   }

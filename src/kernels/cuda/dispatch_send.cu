@@ -35,8 +35,10 @@ __device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.context;
   if (!is_last_block(*context.state, Arrival::dispatch_sent, gridDim.x)) return;
-  signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch,
-               [&](int peer) { return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]); });
+  if (warp_index() == 0)
+    signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch, [&](int peer) {
+      return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]);
+    });
   if (threadIdx.x == 0) context.state->sent[kChannel][args.send.generation] = epoch;
   if (!args.send.receive) return;
   const bool received = wait_for_peers(context, dispatch_info(args, epoch), [&](int peer) {

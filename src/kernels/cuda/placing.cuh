@@ -9,20 +9,22 @@ namespace wherry::kernels::cuda {
 // Bits of the flags that a block's threads raise while they receive counts.
 enum PlanFlag : unsigned { kFlagWait = 1, kFlagBad = 2, kFlagFull = 4 };
 
-// One thread: entries [4 * quad, 4 * quad + 4) of the counts of all ranks. With rows_per_slot the
-// base is final; otherwise it lacks where the segment begins (scan_segments).
-__device__ inline unsigned receive_quad(const CountArgs& args, const CountShared& shared,
-                                        const StageInfo& info, int quad) {
+// One thread: a pair of the messages of all ranks, either the header or entries [4 * quad, 4 * quad + 4).
+// With rows_per_slot the base is final; otherwise it lacks where the segment begins (scan_segments).
+__device__ inline unsigned receive_pair(const CountArgs& args, const CountShared& shared,
+                                        const StageInfo& info, int pair) {
   constexpr int kInFlight = 8;
   const RankContext& context = args.context;
+  const int quad = pair - kHeaderPairs;
   const std::uint64_t stride = context.layout.counts_stride;
   const auto* message =
       own_window_at<std::byte>(context, context.layout.count_message(info.generation, 0)) +
-      (kHeaderPairs + quad) * sizeof(WordPair);
+      pair * sizeof(WordPair);
   const int my_entry = args.placement.slots + context.rank;  // token rows that come here
   int4 before{0, 0, 0, 0};
   int4 mine{0, 0, 0, 0};
   int4 total{0, 0, 0, 0};
+#pragma unroll 1
   for (int first = 0; first < context.ranks; first += kInFlight) {
     WordPair pairs[kInFlight];
     if (!receive_pairs(context, info, message + static_cast<std::uint64_t>(first) * stride, stride,
@@ -45,6 +47,7 @@ __device__ inline unsigned receive_quad(const CountArgs& args, const CountShared
       }
     }
   }
+  if (quad < 0) return total.y != 0 ? kFlagBad : 0;  // the status is the only thing in these bits
   unsigned flags = 0;
   const int befores[4] = {before.x, before.y, before.z, before.w};
   const int mines[4] = {mine.x, mine.y, mine.z, mine.w};
@@ -68,29 +71,6 @@ __device__ inline unsigned receive_quad(const CountArgs& args, const CountShared
   return flags;
 }
 
-// One thread: whether any rank has found a bad choice.
-__device__ inline unsigned receive_status(const CountArgs& args, const StageInfo& info) {
-  constexpr int kInFlight = 8;
-  const RankContext& context = args.context;
-  const std::uint64_t stride = context.layout.counts_stride;
-  const auto* message =
-      own_window_at<std::byte>(context, context.layout.count_message(info.generation, 0));
-  unsigned flags = 0;
-  for (int first = 0; first < context.ranks; first += kInFlight) {
-    WordPair headers[kInFlight];
-    const int count = min(kInFlight, context.ranks - first);
-    if (!receive_pairs(context, info, message + static_cast<std::uint64_t>(first) * stride, stride,
-                       count, first, 1, headers)) {
-      return kFlagWait;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (i < count && status_of(headers[i]) != kPlanGood) flags |= kFlagBad;
-    }
-  }
-  return flags;
-}
-
 // One warp: where the segments of one rank's slots begin, each a multiple of the alignment. Adds that
 // to the base; for this rank, if it `writes`, also what the plan says of arrivals. Returns the rows
 // of the rank with padding.
@@ -102,6 +82,7 @@ __device__ inline std::int32_t scan_segments(const CountArgs& args, const CountS
   const bool mine = rank == args.context.rank && writes;
   std::int32_t carried = 0;
   std::int32_t rows = 0;
+#pragma unroll 1
   for (std::int32_t chunk = 0; chunk < local_slots; chunk += kWarpLanes) {
     const std::int32_t local = chunk + lane;
     const bool inside = local < local_slots;
@@ -141,12 +122,14 @@ __device__ inline std::int32_t scan_segments(const CountArgs& args, const CountS
 __device__ inline void clear_plan(const CountArgs& args, const CountShared& shared, bool writes,
                                   std::int32_t status, std::uint32_t begin, std::uint32_t end) {
   const auto topk = static_cast<std::uint32_t>(args.context.topk);
+#pragma unroll 1
   for (std::uint32_t at = begin * topk + threadIdx.x; at < end * topk; at += blockDim.x) {
     args.plan.dest[at] = -1;
     args.plan.slot[at] = -1;
     args.plan.row[at] = -1;
     args.plan.token_row[at] = -1;
   }
+#pragma unroll 1
   for (int peer = static_cast<int>(threadIdx.x); peer < args.context.ranks;
        peer += static_cast<int>(blockDim.x)) {
     shared.to[peer] = 0;
@@ -158,6 +141,7 @@ __device__ inline void clear_plan(const CountArgs& args, const CountShared& shar
   if (!writes) return;
   const int rank = args.context.rank;
   const int local_slots = args.placement.slot_begin[rank + 1] - args.placement.slot_begin[rank];
+#pragma unroll 1
   for (int slot = static_cast<int>(threadIdx.x); slot <= local_slots;
        slot += static_cast<int>(blockDim.x)) {
     if (slot < local_slots) args.plan.slot_counts[slot] = 0;
@@ -178,16 +162,13 @@ enum class Placed { failed, poisoned, good };
 __device__ inline Placed receive_counts(const CountArgs& args, const CountShared& shared,
                                         const StageInfo& info, bool writes, unsigned* flags,
                                         std::uint32_t begin, std::uint32_t end) {
-  const int quads = shared.entries / 4;
-  for (int quad = static_cast<int>(threadIdx.x); quad < quads;
-       quad += static_cast<int>(blockDim.x)) {
-    const unsigned raised = receive_quad(args, shared, info, quad);
+  const int pairs = kHeaderPairs + shared.entries / 4;
+#pragma unroll 1
+  for (int pair = static_cast<int>(threadIdx.x); pair < pairs;
+       pair += static_cast<int>(blockDim.x)) {
+    const unsigned raised = pair == 1 ? 0 : receive_pair(args, shared, info, pair);
     if (raised != 0) atomicOr(flags, raised);
     if ((raised & kFlagWait) != 0) break;
-  }
-  if (threadIdx.x == blockDim.x - 1) {
-    const unsigned raised = receive_status(args, info);
-    if (raised != 0) atomicOr(flags, raised);
   }
   __syncthreads();
   if (args.rows_per_slot == 0 && (*flags & kFlagWait) == 0) {
@@ -210,17 +191,16 @@ __device__ inline Placed receive_counts(const CountArgs& args, const CountShared
   return Placed::poisoned;
 }
 
-// One block, all threads: what the plan says of arrivals.
+// One warp: what the plan says of arrivals.
 __device__ inline void write_arrivals(const CountArgs& args, const CountShared& shared) {
-  if (args.rows_per_slot > 0 && warp_index() == 0) {
-    scan_segments(args, shared, args.context.rank, true, false);
-  }
-  for (int peer = static_cast<int>(threadIdx.x); peer < args.context.ranks;
-       peer += static_cast<int>(blockDim.x)) {
+  if (args.rows_per_slot > 0) scan_segments(args, shared, args.context.rank, true, false);
+  const int lane = lane_index();
+#pragma unroll 1
+  for (int peer = lane; peer < args.context.ranks; peer += kWarpLanes) {
     args.plan.token_rows_from[peer] = shared.from[peer];
     args.plan.token_rows_to[peer] = shared.to[peer];
   }
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     args.plan.totals[kTokenRowsReceived] = shared.total[args.placement.slots + args.context.rank];
     args.plan.totals[kPlanStatus] = kPlanGood;
   }

@@ -50,6 +50,7 @@ struct Chunk {
 __device__ void prefetch_rows(const Outgoing& send, const Chunk& chunk, std::uint32_t row_bytes) {
   constexpr std::uint32_t kLine = 128;
   const std::uint32_t lines = (row_bytes + kLine - 1) / kLine;
+#pragma unroll 1
   for (std::uint32_t at = threadIdx.x; at < (chunk.end - chunk.begin) * lines; at += blockDim.x) {
     const std::byte* line = send.x + (chunk.begin + at / lines) * send.x_pitch + at % lines * kLine;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
@@ -58,40 +59,33 @@ __device__ void prefetch_rows(const Outgoing& send, const Chunk& chunk, std::uin
 
 // --- Rows to shared memory ----------------------------------------------------------------------
 
-// A warp takes pieces of 512 elements, kInFlight of them at a time.
+// A warp takes pieces of 512 elements; the next one is loaded while one is converted.
 __device__ void stage_quantised(const Outgoing& send, const Chunk& chunk, const Staging& staging,
                                 std::uint32_t hidden, std::uint64_t row_pitch) {
-  constexpr int kInFlight = 4;
   const std::uint32_t pieces = (hidden + kPieceElements - 1) / kPieceElements;
   const std::uint32_t items = (chunk.end - chunk.begin) * pieces;
-  const std::uint32_t lane_element = static_cast<std::uint32_t>(lane_index() * kLaneElements);
-  for (auto first = static_cast<std::uint32_t>(warp_index()); first < items;
-       first += kInFlight * kCountWarps) {
-    uint4 packed[kInFlight][2];
-#pragma unroll
-    for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      const std::uint32_t item = first + i * kCountWarps;
-      const std::uint32_t element = item % pieces * kPieceElements + lane_element;
-      packed[i][0] = packed[i][1] = uint4{};
-      if (item < items && element < hidden) {
-        load_elements(send.x + (chunk.begin + item / pieces) * send.x_pitch + element * 2,
-                      packed[i]);
-      }
-    }
-#pragma unroll
-    for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      const std::uint32_t item = first + i * kCountWarps;
-      if (item >= items) break;
-      const std::uint32_t element = item % pieces * kPieceElements + lane_element;
-      float scale;
-      const uint4 codes = quantise(packed[i], scale);
-      if (element >= hidden) continue;
-      const std::uint32_t token = item / pieces;
-      *reinterpret_cast<uint4*>(staging.rows + token * row_pitch + element) = codes;
-      if (lane_index() % kLanesPerBlock == 0) {
-        reinterpret_cast<float*>(staging.scales +
-                                 token * send.scale_pitch)[element / kBlockElements] = scale;
-      }
+  const auto lane_element = static_cast<std::uint32_t>(lane_index() * kLaneElements);
+  const auto load = [&](std::uint32_t item, uint4(&packed)[2]) {
+    const std::uint32_t element = item % pieces * kPieceElements + lane_element;
+    packed[0] = packed[1] = uint4{};
+    if (item >= items || element >= hidden) return;
+    load_elements(send.x + (chunk.begin + item / pieces) * send.x_pitch + element * 2, packed);
+  };
+  uint4 next[2];
+  load(static_cast<std::uint32_t>(warp_index()), next);
+#pragma unroll 1
+  for (auto item = static_cast<std::uint32_t>(warp_index()); item < items; item += kCountWarps) {
+    const uint4 packed[2] = {next[0], next[1]};
+    load(item + kCountWarps, next);
+    float scale;
+    const uint4 codes = quantise(packed, scale);
+    const std::uint32_t token = item / pieces;
+    const std::uint32_t element = item % pieces * kPieceElements + lane_element;
+    if (element >= hidden) continue;
+    *reinterpret_cast<uint4*>(staging.rows + token * row_pitch + element) = codes;
+    if (lane_index() % kLanesPerBlock == 0) {
+      auto* scales = reinterpret_cast<float*>(staging.scales + token * send.scale_pitch);
+      scales[element / kBlockElements] = scale;
     }
   }
 }
@@ -99,7 +93,7 @@ __device__ void stage_quantised(const Outgoing& send, const Chunk& chunk, const 
 __device__ void stage_as_they_are(const Outgoing& send, const Chunk& chunk, const Staging& staging,
                                   std::uint64_t row_pitch) {
   const auto units = static_cast<std::uint32_t>(row_pitch / sizeof(uint4));
-#pragma unroll 4
+#pragma unroll 2
   for (std::uint32_t at = threadIdx.x; at < (chunk.end - chunk.begin) * units; at += blockDim.x) {
     const std::uint32_t token = at / units;
     const auto* from =
@@ -162,12 +156,15 @@ __device__ float weight_of(const CountArgs& args, std::uint32_t token, int lane)
 
 // --- Rows to their places -----------------------------------------------------------------------
 
-// One warp, one token, by bulk copies: each lane whose choice gets a row sends it.
+// One warp, one token, by bulk copies: of the lanes whose choices get a row, those whose turn among
+// `turns` warps it is send it. (They do so one after the other.)
 __device__ void send_bulk(const RankContext& context, const Outgoing& send, const Staging& staging,
                           std::uint32_t local, const Choice& choice, const Destinations& to,
-                          int lane) {
+                          std::uint32_t turn, std::uint32_t turns) {
 #ifdef WHERRY_HAS_BULK_COPY
-  if (((to.lanes >> lane) & 1U) == 0) return;
+  const int lane = lane_index();
+  const auto order = static_cast<std::uint32_t>(__popc(to.lanes & lanes_before(lane)));
+  if (((to.lanes >> lane) & 1U) == 0 || order % turns != turn) return;
   const auto row_bytes = static_cast<std::uint32_t>(context.layout.row_pitch);
   bulk_store_kept(to.to, shared_address(staging.rows + local * context.layout.row_pitch),
                   row_bytes);
@@ -225,8 +222,11 @@ __device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, co
   const RankContext& context = count.context;
   const int lane = lane_index();
   const auto row_units = static_cast<std::uint32_t>(context.layout.row_pitch / sizeof(uint4));
-  const std::uint32_t pieces = kBulk ? 1 : (row_units + 2 * kWarpLanes - 1) / (2 * kWarpLanes);
+  const std::uint32_t tokens = max(part.end - part.begin, 1U);
+  const std::uint32_t pieces = kBulk ? max(static_cast<std::uint32_t>(kCountWarps) / tokens, 1U)
+                                     : (row_units + 2 * kWarpLanes - 1) / (2 * kWarpLanes);
   const std::uint32_t items = (part.end - part.begin) * pieces;
+#pragma unroll 1
   for (auto item = static_cast<std::uint32_t>(warp_index()); item < items; item += kCountWarps) {
     const std::uint32_t token = part.begin + item / pieces;
     const std::uint32_t local = token - ready.first_token;
@@ -235,7 +235,7 @@ __device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, co
         place_token(count, ready.shared, ready.choices, ready.tokens_of_warp, token, lane);
     const Destinations to = destinations_of(context, args.send, choice, lane);
     if constexpr (kBulk) {
-      send_bulk(context, args.send, ready.staging, local, choice, to, lane);
+      send_bulk(context, args.send, ready.staging, local, choice, to, piece, pieces);
     } else {
       send_piece(context, args.send, ready.staging, local, piece, choice, to, lane);
     }
@@ -246,13 +246,16 @@ __device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, co
   }
 }
 
-// One block: its tokens' part of the plan, and with the first block what arrives. Nothing in this
-// launch reads it.
+// The block's warps but the first, which signals meanwhile: its tokens' part of the plan, and with the
+// first block what arrives. Nothing in this launch reads it.
 __device__ void write_plan(const CountArgs& args, const Ready& ready, const Chunk& chunk) {
   const int lane = lane_index();
   const auto topk = static_cast<std::uint32_t>(args.context.topk);
-  for (std::uint32_t token = chunk.begin + static_cast<std::uint32_t>(warp_index());
-       token < chunk.end; token += kCountWarps) {
+  if (warp_index() == 0) return;
+  if (warp_index() == kCountWarps - 1 && blockIdx.x == 0) write_arrivals(args, ready.shared);
+#pragma unroll 1
+  for (std::uint32_t token = chunk.begin + static_cast<std::uint32_t>(warp_index()) - 1;
+       token < chunk.end; token += kCountWarps - 1) {
     const float weight = weight_of(args, token, lane);
     const Choice choice =
         place_token(args, ready.shared, ready.choices, ready.tokens_of_warp, token, lane);
@@ -265,7 +268,6 @@ __device__ void write_plan(const CountArgs& args, const Ready& ready, const Chun
     args.plan.weight[at] = weight;
     args.plan.repeat[at] = choice.repeat ? 1 : 0;
   }
-  if (blockIdx.x == 0) write_arrivals(args, ready.shared);
 }
 
 // One step: what the last block of a rank advances, and tells.
@@ -301,6 +303,7 @@ __device__ void send_counts(const CountArgs& args, const CountShared& shared, co
       info.generation, static_cast<std::uint64_t>(args.context.rank));
   const int quads = shared.entries / 4;
   const int block = static_cast<int>(blockIdx.x);
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < quads + kHeaderPairs;
        i += static_cast<int>(blockDim.x)) {
     if (i < quads) {
@@ -332,9 +335,6 @@ __global__ void __launch_bounds__(kCountThreads)
   touch_arguments(args, context);
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const std::uint32_t sent = context.state->sent[kChannel][args.send.generation];
-  prefetch_rows(args.send, chunk,
-                static_cast<std::uint32_t>(context.layout.row_bytes) * (kQuantised ? 2U : 1U));
-
   const CountShared shared = count_shared(reinterpret_cast<std::int32_t*>(plan_memory), count);
   const CountSizes sizes{count.placement.experts, count.placement.slots, context.ranks};
   auto* at = plan_memory + count_bytes(sizes, max_warps);
@@ -347,8 +347,9 @@ __global__ void __launch_bounds__(kCountThreads)
   const Staging staging{at, at + chunk_tokens * context.layout.row_pitch};
 
   const Run run = run_of_warp(0, tokens, context.topk, max_warps);
-  const std::int64_t first_id = load_step_id(count, run.begin, run.end, lane_index());
+  const FirstIds first_ids = load_first_ids(count, run);
   load_placement(count, shared);
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < run.used_warps * shared.entries;
        i += kCountThreads) {
     shared.counts[i] = 0;
@@ -359,29 +360,34 @@ __global__ void __launch_bounds__(kCountThreads)
   }
   const StageBegin begin = begin_stage(context, context.state->plans);
   if (begin.failed) return;
+  prefetch_rows(args.send, chunk,
+                static_cast<std::uint32_t>(context.layout.row_bytes) * (kQuantised ? 2U : 1U));
   const std::uint32_t plans = begin.epoch - 1;
   const StageInfo info{Stage::plan, layout::Channel::counts, plans % layout::kCountGenerations,
                        plans / layout::kCountGenerations + 1};
-  count_run(count, shared, run, first_id, choices, nullptr, &bad);
+  count_run(count, shared, run, first_ids, choices, nullptr, &bad);
   __syncthreads();
   send_counts(count, shared, info, run.used_warps, blocks, bad);
 
-  // No more than what is ready when the counts are: the rest is made ready while these rows leave.
-  const Chunk part{chunk.begin, min(chunk.begin + kTokensBeforeCounts, chunk.end)};
-  const Chunk rest{part.end, chunk.end};
-  stage<kQuantised, kBulk>(args, part, chunk.begin, staging);
-  const bool writes = blockIdx.x == 0;
-  // Its barrier also says that these rows are staged and all warps' counts summed.
-  const Placed placed = receive_counts(count, shared, info, writes, &flags, chunk.begin, chunk.end);
-  if (placed == Placed::failed) return;
+  // At first no more rows than are ready when the counts are: the others are made ready while those
+  // leave.
   const Ready ready{shared, choices, run.each, chunk.begin, staging};
-  if (placed == Placed::good) {
-    send_tokens<kBulk>(args, ready, part);
-    if (rest.begin < rest.end) {
-      stage<kQuantised, kBulk>(args, rest, chunk.begin, staging);
+  Placed placed = Placed::good;
+  Chunk part{chunk.begin, min(chunk.begin + kTokensBeforeCounts, chunk.end)};
+#pragma unroll 1
+  for (bool counted = false;; counted = true) {
+    stage<kQuantised, kBulk>(args, part, chunk.begin, staging);
+    if (!counted) {
+      // Its barrier also says that these rows are staged and all warps' counts summed.
+      placed = receive_counts(count, shared, info, blockIdx.x == 0, &flags, chunk.begin, chunk.end);
+      if (placed == Placed::failed) return;
+      if (placed == Placed::poisoned) break;
+    } else {
       __syncthreads();
-      send_tokens<kBulk>(args, ready, rest);
     }
+    send_tokens<kBulk>(args, ready, part);
+    if (part.end == chunk.end) break;
+    part = {part.end, chunk.end};
   }
 #ifdef WHERRY_HAS_BULK_COPY
   if constexpr (kBulk) bulk_wait_written();
@@ -389,7 +395,7 @@ __global__ void __launch_bounds__(kCountThreads)
   const Step step{plans, sent + 1};
   const bool last =
       is_last_block(*context.state, Arrival::dispatch_sent, static_cast<std::uint32_t>(blocks));
-  if (last) signal(args, shared, step);
+  if (last && warp_index() == 0) signal(args, shared, step);
   if (placed == Placed::good) write_plan(count, ready, chunk);
   if (last && args.send.receive) wait(args, shared, step);
 }

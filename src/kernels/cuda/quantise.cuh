@@ -32,36 +32,24 @@ __device__ inline float largest_magnitude(const std::uint32_t (&pairs)[8]) {
   return fmaxf(__low2float(largest), __high2float(largest));
 }
 
-// x / scale to the code it rounds to. The exact quotient takes four times the instructions of the
-// product with the reciprocal and one correction, and for bf16 both give the same code: tried for all
-// mantissas of x and of amax and all distances of their exponents. Not with the product alone. The
-// correction is written so that -0 stays -0.
-struct Quotient {
-  float scale, reciprocal;
-  __device__ float operator()(float x) const {
-    const float near = __fmul_rn(x, reciprocal);
-    return __fmaf_rn(__fmaf_rn(scale, near, -x), -reciprocal, near);
-  }
-};
-
-template <typename Divide>
-__device__ uint4 encode_e4m3(const std::uint32_t (&pairs)[8], Divide divide) {
-  std::uint32_t codes[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 low = {divide(bf16_low(pairs[2 * i])), divide(bf16_high(pairs[2 * i]))};
-    const float2 high = {divide(bf16_low(pairs[2 * i + 1])), divide(bf16_high(pairs[2 * i + 1]))};
-    const std::uint32_t low_bits = __nv_cvt_float2_to_fp8x2(low, __NV_SATFINITE, __NV_E4M3);
-    const std::uint32_t high_bits = __nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, __NV_E4M3);
-    codes[i] = low_bits | (high_bits << 16);
-  }
-  return {codes[0], codes[1], codes[2], codes[3]};
+// Infinity as the largest finite value, whose code is the same; NaN stays.
+__device__ inline std::uint32_t without_infinity(std::uint32_t pair) {
+  const __nv_bfloat162 most = __float2bfloat162_rn(0x1.FEp127F);
+  const __nv_bfloat162 value = *reinterpret_cast<const __nv_bfloat162*>(&pair);
+  const __nv_bfloat162 finite = __hmax2_nan(__hmin2_nan(value, most), __hneg2(most));
+  return *reinterpret_cast<const std::uint32_t*>(&finite);
 }
 
 // All lanes of a warp; lanes beyond the row pass zeros.
+//
+// The exact quotient takes four times the instructions of the product with the reciprocal and one
+// correction, and for bf16 both give the same code: tried for all x and amax at both ends of fp32 and
+// for all mantissas and distances of exponents between. Not with the product alone. The correction is
+// written so that -0 stays -0. Small code matters as well: most of it runs once, from a cold cache.
 __device__ inline uint4 quantise(const uint4 (&packed)[2], float& scale) {
   constexpr float kLargestCode = 448.0F;
-  constexpr float kSmallestFast = 0x1p-80F;  // below, a correction would underflow
+  constexpr float kSmall = 0x1p-80F;  // below, a correction would underflow
+  constexpr float kRaise = 0x1p100F;
   const std::uint32_t pairs[8] = {packed[0].x, packed[0].y, packed[0].z, packed[0].w,
                                   packed[1].x, packed[1].y, packed[1].z, packed[1].w};
   float largest = largest_magnitude(pairs);
@@ -69,12 +57,24 @@ __device__ inline uint4 quantise(const uint4 (&packed)[2], float& scale) {
   for (int distance = kLanesPerBlock / 2; distance > 0; distance /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
   }
-  // Infinity counts as the largest finite value.
   scale = largest == 0.0F ? 1.0F : __fdiv_rn(fminf(largest, FLT_MAX), kLargestCode);
-  if (largest >= kSmallestFast && largest <= FLT_MAX) {
-    return encode_e4m3(pairs, Quotient{scale, __fdiv_rn(1.0F, scale)});
+  const float raise = largest < kSmall ? kRaise : 1.0F;
+  const float divisor = __fmul_rn(scale, raise);
+  const float reciprocal = __fdiv_rn(1.0F, divisor);
+  const auto divide = [&](float x) {
+    const float raised = __fmul_rn(x, raise);
+    const float near = __fmul_rn(raised, reciprocal);
+    return __fmaf_rn(__fmaf_rn(divisor, near, -raised), -reciprocal, near);
+  };
+  std::uint32_t codes[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const std::uint32_t pair = without_infinity(pairs[i]);
+    const float2 two = {divide(bf16_low(pair)), divide(bf16_high(pair))};
+    codes[i] = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
   }
-  return encode_e4m3(pairs, [&](float x) { return __fdiv_rn(x, scale); });
+  return {codes[0] | (codes[1] << 16), codes[2] | (codes[3] << 16), codes[4] | (codes[5] << 16),
+          codes[6] | (codes[7] << 16)};
 }
 
 // The 16 elements of a lane; `x` is this lane's first.

@@ -84,8 +84,9 @@ struct StageInfo {
 };
 
 // The first cause wins here and at every peer; the host reads it in pinned memory.
-__device__ inline void report_fault(const RankContext& context, const StageInfo& info,
-                                    ErrorCode code, int blamed) {
+// Not inlined: code that hardly ever runs would only stand in the way of the code that does.
+__device__ __noinline__ inline void report_fault(const RankContext& context, StageInfo info,
+                                                 ErrorCode code, int blamed) {
   const std::uint64_t generations = context.layout.generations(info.channel);
   const std::uint64_t fault = layout::pack_fault(
       {.cause = static_cast<std::uint32_t>(code) + 1,
@@ -148,14 +149,13 @@ __device__ inline bool is_last_block(RankState& state, Arrival arrival, std::uin
   return last;
 }
 
-// One block, all threads: one strong signal to every peer. count_for(peer) is told along.
+// One warp: one strong signal to every peer. count_for(peer) is told along.
 template <typename CountFor>
 __device__ void signal_peers(const RankContext& context, layout::Channel channel,
                              std::uint32_t generation, std::uint32_t epoch, CountFor count_for) {
   const std::uint64_t mine =
       context.layout.signal(channel, generation, static_cast<std::uint64_t>(context.rank));
-  for (int peer = static_cast<int>(threadIdx.x); peer < context.ranks;
-       peer += static_cast<int>(blockDim.x)) {
+  for (int peer = static_cast<int>(threadIdx.x % 32); peer < context.ranks; peer += 32) {
     const std::uint32_t count = count_for(peer);
     auto* word = window_at<std::uint64_t>(context, peer, mine);  // the fence empties the cache
     fence_system();
@@ -165,22 +165,26 @@ __device__ void signal_peers(const RankContext& context, layout::Channel channel
 
 // --- Waiting ----------------------------------------------------------------------------------
 
-// One thread that polls: whether to go on. Looks at the clock and the fault word only now and then.
+// One thread that polls, now and then: whether to go on. `started` is 0 at the first look.
+__device__ __noinline__ inline bool may_wait_on(const RankContext& context, StageInfo info,
+                                                int peer, std::uint64_t& started) {
+  const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
+  if (fault != 0) {
+    store_for_host(context.fault_record, fault);
+    return false;
+  }
+  const std::uint64_t now = global_nanoseconds();
+  if (started == 0) started = now;
+  if (now - started <= context.deadline_ns) return true;
+  report_fault(context, info, ErrorCode::timeout, peer);
+  return false;
+}
+// One thread that polls: looks at the clock and the fault word only now and then.
 class Patience {
  public:
   __device__ bool lasts(const RankContext& context, const StageInfo& info, int peer) {
     constexpr int kPollsBetweenLooks = 64;
-    if (++polls_ % kPollsBetweenLooks != 0) return true;
-    const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
-    if (fault != 0) {
-      store_for_host(context.fault_record, fault);
-      return false;
-    }
-    const std::uint64_t now = global_nanoseconds();
-    if (started_ == 0) started_ = now;
-    if (now - started_ <= context.deadline_ns) return true;
-    report_fault(context, info, ErrorCode::timeout, peer);
-    return false;
+    return ++polls_ % kPollsBetweenLooks != 0 || may_wait_on(context, info, peer, started_);
   }
 
  private:
