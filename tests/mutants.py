@@ -56,12 +56,14 @@ MUTANTS = [
     Mutant("floor_scale", "a power-of-two scale is rounded up, so that nothing clips",
            "src/kernels/numerics_low.hpp", "(bits + 0x7FFFFFU) >> 23", "bits >> 23", "format_test"),
     Mutant("reciprocal_division", "x / scale rounds as a division does",
-           "src/kernels/cpu/convert-inl.hpp", "divided(v, divisor, by)", "hn::Mul(v, by)", "convert_test"),
+           "src/kernels/cpu/convert-inl.hpp", "divided(v, divisor, by)",
+           "hn::MulAdd(divisor, hn::Zero(d), hn::Mul(v, by))", "convert_test"),
     Mutant("strayed_scales", "every row that travels quantised has its own scales",
            "src/kernels/send_rows.hpp", "(l.row_capacity), row, source.scales()",
            "(l.row_capacity), 0, source.scales()", "wires_test"),
     Mutant("unseen_switch", "a rank that did not switch its placement is noticed",
-           "src/exchange/exchange.cpp", "header.placement == first_placement,", "true,", "switch_test"),
+           "src/exchange/exchange.cpp", "header.placement == first_placement,",
+           "header.placement == first_placement || peer > 0,", "switch_test"),
 ]
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
