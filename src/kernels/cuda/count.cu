@@ -50,6 +50,8 @@ __device__ OverBlocks sum_over_blocks(const CountArgs& args, const StageInfo& in
   constexpr int kInFlight = 8;
   const int block = static_cast<int>(blockIdx.x);
   OverBlocks sum{{0, 0, 0, 0}, {0, 0, 0, 0}, kNoBadChoice, false};
+  WordPair earlier{0, 0};
+  WordPair all{0, 0};
   store_pair_system(block_message(args, info.generation, blocks, block) + pair, mine);
   const std::uint64_t stride =
       static_cast<std::uint64_t>(block_pairs(args.placement.slots, args.context.ranks)) *
@@ -66,12 +68,14 @@ __device__ OverBlocks sum_over_blocks(const CountArgs& args, const StageInfo& in
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
       if (first + i >= blocks) continue;
-      const int4 counts = unpack_quad(pairs[i]);
-      if (first + i < block) sum.before = plus(sum.before, counts);
-      sum.total = plus(sum.total, counts);
-      sum.bad = min(sum.bad, pairs[i].first & kWordData);
+      const WordPair data = data_of(pairs[i]);
+      if (first + i < block) add_to(earlier, data);
+      add_to(all, data);
+      sum.bad = min(sum.bad, data.first);
     }
   }
+  sum.before = unpack_quad(earlier);
+  sum.total = unpack_quad(all);
   return sum;
 }
 

@@ -21,7 +21,8 @@ namespace wherry::kernels::cuda {
 inline constexpr int kCountThreads = 512;  // 1024 would leave 64 registers, and spill
 inline constexpr int kCountWarps = kCountThreads / kWarpLanes;
 inline constexpr int kHeaderPairs = 2;
-inline constexpr int kCountBits = 24;  // tokens of a rank in one plan
+inline constexpr int kCountBits =
+    24;  // tokens of all ranks in one plan: sums are made of whole words
 static_assert(kHeaderPairs * sizeof(WordPair) == layout::kCountHeaderBytes);
 
 __host__ __device__ constexpr int count_quads(int slots, int ranks) {
@@ -259,6 +260,15 @@ __device__ inline int4 unpack_quad(const WordPair& pair) {
     return static_cast<int>((word >> kCountBits) & kMask);
   };
   return {low(pair.first), high(pair.first), low(pair.second), high(pair.second)};
+}
+
+// The counts of a pair without its epochs, and sums of them: two counts an addition.
+__device__ inline WordPair data_of(const WordPair& pair) {
+  return {pair.first & kWordData, pair.second & kWordData};
+}
+__device__ inline void add_to(WordPair& sum, const WordPair& data) {
+  sum.first += data.first;
+  sum.second += data.second;
 }
 
 // The header of a message: what is wrong with the first bad choice, or nothing.

@@ -58,6 +58,10 @@ __device__ inline void bulk_load(std::uint32_t to_shared, const void* from, std:
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// Asks for what will be loaded soon.
+__device__ inline void bulk_prefetch(const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // Nobody reads a row again before it has left the cache: first to go (1 % at 8 ranks x 16 SMs).
 __device__ inline void bulk_store(void* to, std::uint32_t from_shared, std::uint32_t bytes) {
   std::uint64_t first_to_go;

@@ -21,9 +21,9 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
       own_window_at<std::byte>(context, context.layout.count_message(info.generation, 0)) +
       pair * sizeof(WordPair);
   const int my_entry = args.placement.slots + context.rank;  // token rows that come here
-  int4 before{0, 0, 0, 0};
-  int4 mine{0, 0, 0, 0};
-  int4 total{0, 0, 0, 0};
+  WordPair earlier{0, 0};
+  WordPair own{0, 0};
+  WordPair all{0, 0};
 #pragma unroll 1
   for (int first = 0; first < context.ranks; first += kInFlight) {
     WordPair pairs[kInFlight];
@@ -35,19 +35,20 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
     for (int i = 0; i < kInFlight; ++i) {
       const int source = first + i;
       if (source >= context.ranks) continue;
-      const int4 counts = unpack_quad(pairs[i]);
-      if (source < context.rank) before = plus(before, counts);
-      if (source == context.rank) mine = counts;
-      total = plus(total, counts);
+      const WordPair data = data_of(pairs[i]);
+      if (source < context.rank) add_to(earlier, data);
+      if (source == context.rank) own = data;
+      add_to(all, data);
       if (my_entry / 4 != quad) continue;
-      const int values[4] = {counts.x, counts.y, counts.z, counts.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (my_entry % 4 == j) shared.from[source] = values[j];
-      }
+      const std::uint64_t word = my_entry % 4 < 2 ? data.first : data.second;
+      shared.from[source] = static_cast<std::int32_t>(word >> (my_entry % 2 * kCountBits) &
+                                                      ((std::uint64_t{1} << kCountBits) - 1));
     }
   }
-  if (quad < 0) return total.y != 0 ? kFlagBad : 0;  // the status is the only thing in these bits
+  const int4 before = unpack_quad(earlier);
+  const int4 mine = unpack_quad(own);
+  const int4 total = unpack_quad(all);
+  if (quad < 0) return total.y != 0 ? kFlagBad : 0;  // the only the status is in these bits
   unsigned flags = 0;
   const int befores[4] = {before.x, before.y, before.z, before.w};
   const int mines[4] = {mine.x, mine.y, mine.z, mine.w};

@@ -16,7 +16,8 @@ namespace wherry::kernels::cuda {
 namespace {
 
 constexpr std::size_t kMaxPlanShared = 224 * 1024;
-constexpr std::uint32_t kTokensBeforeCounts = 4;
+constexpr std::uint32_t kPartTokens =
+    4;  // made ready at a time; 2: 37.3 us instead of 34.8 with 128 tokens
 constexpr int kMaxChoices =
     4096;  // of a rank: more are better counted by blocks that share the work
 
@@ -47,14 +48,15 @@ struct Chunk {
   std::uint32_t begin, end;
 };
 
+// One instruction a row: a loop over cache lines stood in front of the counting for a microsecond.
 __device__ void prefetch_rows(const Outgoing& send, const Chunk& chunk, std::uint32_t row_bytes) {
-  constexpr std::uint32_t kLine = 128;
-  const std::uint32_t lines = (row_bytes + kLine - 1) / kLine;
-#pragma unroll 1
-  for (std::uint32_t at = threadIdx.x; at < (chunk.end - chunk.begin) * lines; at += blockDim.x) {
-    const std::byte* line = send.x + (chunk.begin + at / lines) * send.x_pitch + at % lines * kLine;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+#ifdef WHERRY_HAS_BULK_COPY
+  const std::uint32_t token = chunk.begin + threadIdx.x;
+  const std::byte* row = send.x + token * send.x_pitch;
+  if (token < chunk.end && (reinterpret_cast<std::uintptr_t>(row) | row_bytes) % 16 == 0) {
+    bulk_prefetch(row, row_bytes);
   }
+#endif
 }
 
 // --- Rows to shared memory ----------------------------------------------------------------------
@@ -369,11 +371,10 @@ __global__ void __launch_bounds__(kCountThreads)
   __syncthreads();
   send_counts(count, shared, info, run.used_warps, blocks, bad);
 
-  // At first no more rows than are ready when the counts are: the others are made ready while those
-  // leave.
+  // Some rows are ready when the counts are: the others are made ready while those leave.
   const Ready ready{shared, choices, run.each, chunk.begin, staging};
   Placed placed = Placed::good;
-  Chunk part{chunk.begin, min(chunk.begin + kTokensBeforeCounts, chunk.end)};
+  Chunk part{chunk.begin, min(chunk.begin + kPartTokens, chunk.end)};
 #pragma unroll 1
   for (bool counted = false;; counted = true) {
     stage<kQuantised, kBulk>(args, part, chunk.begin, staging);
@@ -387,7 +388,7 @@ __global__ void __launch_bounds__(kCountThreads)
     }
     send_tokens<kBulk>(args, ready, part);
     if (part.end == chunk.end) break;
-    part = {part.end, chunk.end};
+    part = {part.end, min(part.end + kPartTokens, chunk.end)};
   }
 #ifdef WHERRY_HAS_BULK_COPY
   if constexpr (kBulk) bulk_wait_written();
