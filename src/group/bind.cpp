@@ -81,10 +81,10 @@ std::vector<bool> bind_rank(int rank, int ranks) {
   const sched_param param{};
   if (sched_getscheduler(0) == SCHED_OTHER) sched_setscheduler(0, SCHED_BATCH, &param);
   Doorbell::wait_bound();
-  std::vector<bool> beside;
-  for (int peer = 0; peer < ranks; ++peer) {
-    beside.push_back(peer != rank && cpus.size() == 1 &&
-                     share_of_cpus(usable, peer, ranks) == cpus);
+  std::vector<bool> beside(static_cast<std::size_t>(ranks), false);
+  for (int peer = 0; peer < ranks && cpus.size() == 1; ++peer) {
+    beside[static_cast<std::size_t>(peer)] =
+        peer != rank && share_of_cpus(usable, peer, ranks) == cpus;
   }
   return beside;
 }

@@ -1,4 +1,5 @@
 // wherry layer: every layout over threads and processes is verified, and says what it did.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -110,12 +111,12 @@ TEST(LayerWires, FormatsOnTheWayAreVerifiedWithinTheirOwnBounds) {
   const double plain = wherry(words(std::string(kSmall) + "--json")).json()["tolerance"];
   for (const std::string layout : {"grouped", "tokens", "slots"}) {
     for (const std::string wire : {"e4m3_block128", "mxfp8_e5m2", "nvfp4", "int8_token"}) {
-      const Finished out =
-          wherry(words(std::string(kSmall) + "--json --layout " + layout + " --wire " + wire));
+      const std::string flags =
+          fmt::format("{} --json --layout {} --wire {}", kSmall, layout, wire);
+      const Finished out = wherry(words(flags));
       ASSERT_EQ(out.code, 0) << layout << " " << wire << ": " << out.err;
       EXPECT_EQ(out.json()["tolerance"], plain) << "the experts' input is known exactly";
-      const Finished both = wherry(words(std::string(kSmall) + "--json --layout " + layout +
-                                         " --wire " + wire + " --combine-wire " + wire));
+      const Finished both = wherry(words(fmt::format("{} --combine-wire {}", flags, wire)));
       ASSERT_EQ(both.code, 0) << layout << " " << wire << ": " << both.err;
       EXPECT_GT(both.json()["max_error"], out.json()["max_error"]);
       EXPECT_LT(both.json()["tolerance"], 1.0);

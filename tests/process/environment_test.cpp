@@ -130,8 +130,7 @@ std::vector<std::string> launch(const std::vector<int>& ranks, int size, Variabl
     children.push_back(pid);
   }
   for (const pid_t pid : children) waitpid(pid, nullptr, 0);
-  std::vector<std::string> result;
-  for (std::size_t i = 0; i < ranks.size(); ++i) result.emplace_back(texts[i]);
+  std::vector<std::string> result(texts, texts + ranks.size());
   munmap(texts, sizeof(Text) * kMost);
   return result;
 }

@@ -54,15 +54,29 @@ std::vector<To> after_travel(WireFormat format, std::vector<T> x) {
   return back;
 }
 
+template <typename T>
+std::vector<T> row_of(const Batch& batch, std::int64_t token) {
+  std::vector<T> row(static_cast<std::size_t>(batch.hidden));
+  for (std::size_t h = 0; h < row.size(); ++h) {
+    row[h] = token_value<T>(token, static_cast<std::int64_t>(h));
+  }
+  return row;
+}
+template <typename T>
+std::vector<T> rounded(const std::vector<float>& values) {
+  std::vector<T> row(values.size());
+  for (std::size_t h = 0; h < row.size(); ++h) row[h] = Codec<T>::store(values[h]);
+  return row;
+}
+
 // The layer by its definition, one token: what each expert gets is the token after its travel, what
 // is summed are results (by_token) or sums of a rank (by_rank) after theirs, unrounded.
 template <typename T>
 std::vector<T> dense(const Exchange& exchange, const Batch& batch, std::int64_t token) {
   const ExchangeConfig& config = exchange.config();
   const auto hidden = static_cast<std::size_t>(batch.hidden);
-  std::vector<T> x;
-  for (std::int64_t h = 0; h < batch.hidden; ++h) x.push_back(token_value<T>(token, h));
-  x = after_travel<T>(wire_format(config.dispatch_wire, config.dtype, batch.hidden), x);
+  const std::vector<T> x = after_travel<T>(
+      wire_format(config.dispatch_wire, config.dtype, batch.hidden), row_of<T>(batch, token));
   const auto result_of = [&](int expert) {
     std::vector<T> y(x);
     for (T& value : y) value = expert_value<T>(expert, value);
@@ -92,10 +106,8 @@ std::vector<T> dense(const Exchange& exchange, const Batch& batch, std::int64_t 
     if (by_token) {
       total = acc;
     } else if (any && config.layout == Layout::tokens) {  // the caller has summed, and rounded to T
-      std::vector<T> sum;
-      for (const float value : acc) sum.push_back(Codec<T>::store(value));
-      const auto home =
-          after_travel<float>(wire_format(config.combine_wire, config.dtype, batch.hidden), sum);
+      const auto format = wire_format(config.combine_wire, config.dtype, batch.hidden);
+      const auto home = after_travel<float>(format, rounded<T>(acc));
       for (std::size_t h = 0; h < hidden; ++h) total[h] += home[h];
     } else if (any) {
       const Wire wire =
@@ -104,9 +116,7 @@ std::vector<T> dense(const Exchange& exchange, const Batch& batch, std::int64_t 
       for (std::size_t h = 0; h < hidden; ++h) total[h] += home[h];
     }
   }
-  std::vector<T> out;
-  for (const float value : total) out.push_back(Codec<T>::store(value));
-  return out;
+  return rounded<T>(total);
 }
 
 // The scales of one received row, as quantize_row() lays them out.
@@ -133,9 +143,10 @@ void expect_converted_rows(const Exchange& exchange, const Batch& batch, const R
   const WireFormat& format = received.wire;
   std::vector<std::vector<std::byte>> payloads;
   std::vector<std::vector<float>> values;
+  payloads.reserve(static_cast<std::size_t>(batch.tokens()));
+  values.reserve(payloads.capacity());
   for (std::int64_t t = 0; t < batch.tokens(); ++t) {
-    std::vector<T> x;
-    for (std::int64_t h = 0; h < batch.hidden; ++h) x.push_back(token_value<T>(t, h));
+    std::vector<T> x = row_of<T>(batch, t);
     const auto alone = wire_format(format.wire, format.dtype, batch.hidden);
     payloads.push_back(wired(alone, x).payload);
     values.push_back(after_travel<float>(alone, x));
