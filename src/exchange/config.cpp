@@ -129,7 +129,8 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
   const Capacity capacity = capacity_of(c, placement);
   constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
   const std::uint64_t most =
-      std::max({capacity.params.row_capacity, capacity.params.scalar_capacity,
+      std::max({static_cast<std::uint64_t>(c.max_tokens) * static_cast<std::uint64_t>(ranks),
+                capacity.params.row_capacity, capacity.params.scalar_capacity,
                 capacity.params.token_row_capacity});
   require(most <= kMost,
           fmt::format("up to {} rows could arrive at a rank; at most {} can be numbered: lower "

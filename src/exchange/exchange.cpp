@@ -236,20 +236,10 @@ void Exchange::plan(const Routing& routing, Plan& plan) {
     counts.emplace_back(reinterpret_cast<const std::int32_t*>(message + layout::kCountHeaderBytes),
                         num_entries);
   }
-  assign_rows(counts, s.config, s.placement, s.capacity, s.rank, plan.data_);
-  s.count_loads(counts);
+  assign_rows(counts, s.config, s.placement, s.capacity, s.rank, plan.data_, s.loads);
   plan.serial_ = serial;
   plan.placement_ = s.placements;
   plan.filled_ = true;
-}
-
-void Exchange::State::count_loads(std::span<const CountsOf> counts) noexcept {
-  const std::span<const int> experts = placement.slot_to_expert();
-  for (const CountsOf& source : counts) {
-    for (std::size_t slot = 0; slot < experts.size(); ++slot) {
-      if (experts[slot] >= 0) loads[static_cast<std::size_t>(experts[slot])] += source[slot];
-    }
-  }
 }
 
 void Exchange::set_placement(const Placement& placement) {

@@ -12,7 +12,6 @@
 #include "exchange/config.hpp"
 #include "exchange/window.hpp"
 #include "kernels/stages.hpp"
-#include "plan/plan.hpp"
 #include "support/team.hpp"
 #include "wherry/exchange.hpp"
 
@@ -120,7 +119,6 @@ struct Exchange::State {
   [[nodiscard]] bool in_flight() const noexcept;
 
   void check_plan(const Plan& plan, Stage stage) const;
-  void count_loads(std::span<const CountsOf> counts) noexcept;
   // What a tensor must be.
   struct Shape {
     DType dtype;

@@ -12,12 +12,13 @@ namespace {
 
 std::size_t at(std::int64_t value) { return static_cast<std::size_t>(value); }
 
-// One slot at its rank: where it begins, how many rows it keeps, and which of them are mine.
+// One slot at its rank: where it begins, how many rows it keeps, and which of them are mine. Small:
+// a plan finds its memory out of the cache, and this is most of it.
 struct Segment {
-  std::int64_t begin = 0;
-  std::int64_t arrived = 0;  // rows of all sources, before dropping
-  std::int64_t kept = 0;     // rows that find room
-  std::int64_t mine = 0;     // rows of sources before me: the place of my first row
+  std::int32_t begin = 0;
+  std::int32_t arrived = 0;  // rows of all sources, before dropping
+  std::int32_t kept = 0;     // rows that find room
+  std::int32_t mine = 0;     // place of my next row: first, the rows of sources before me
 };
 
 class Segments {
@@ -35,13 +36,13 @@ class Segments {
           if (source == at(rank)) s.mine = s.arrived;
           s.arrived += counts[source][at(slot)];
         }
-        s.begin = begin;
+        s.begin = static_cast<std::int32_t>(begin);
         s.kept = s.arrived;
         if (config.layout == Layout::slots) {
-          s.kept = std::min(s.arrived, capacity.rows_per_slot);
+          s.kept = smaller(s.arrived, capacity.rows_per_slot);
           begin += capacity.rows_per_slot;
         } else if (config.layout == Layout::grouped) {
-          s.kept = std::min(s.arrived, room);
+          s.kept = smaller(s.arrived, room);
           room -= s.kept;
           const std::int64_t alignment = config.alignment;
           begin += (s.kept + alignment - 1) / alignment * alignment;
@@ -53,8 +54,14 @@ class Segments {
   }
 
   [[nodiscard]] const Segment& operator[](std::int64_t slot) const { return segments_[at(slot)]; }
+  // The place of my next row among the rows of its slot.
+  [[nodiscard]] std::int32_t take(std::int64_t slot) { return segments_[at(slot)].mine++; }
 
  private:
+  [[nodiscard]] static std::int32_t smaller(std::int32_t rows, std::int64_t room) {
+    return static_cast<std::int32_t>(std::min<std::int64_t>(rows, room));
+  }
+
   std::vector<Segment> segments_;
 };
 
@@ -83,13 +90,9 @@ void check_capacity(const Segments& segments, const std::vector<CountsOf>& count
   }
 }
 
-void assign_sends(const Segments& segments, const std::vector<CountsOf>& counts,
+void assign_sends(Segments& segments, const std::vector<CountsOf>& counts,
                   const Placement& placement, int rank, PlanData& plan) {
   const int ranks = placement.num_ranks();
-  std::vector<std::int64_t> next_row(at(placement.num_slots()));
-  for (std::size_t slot = 0; slot < next_row.size(); ++slot) {
-    next_row[slot] = segments[static_cast<std::int64_t>(slot)].mine;
-  }
   std::vector<std::int64_t> next_token_row(at(ranks), 0);
   for (int peer = 0; peer < ranks; ++peer) {
     for (int source = 0; source < rank; ++source) {
@@ -125,9 +128,9 @@ void assign_sends(const Segments& segments, const std::vector<CountsOf>& counts,
         continue;
       }
       const Segment& segment = segments[plan.slot[at(c)]];
-      const std::int64_t place = next_row[at(plan.slot[at(c)])]++;
+      const std::int32_t place = segments.take(plan.slot[at(c)]);
       if (place < segment.kept) {
-        plan.row[at(c)] = static_cast<std::int32_t>(segment.begin + place);
+        plan.row[at(c)] = segment.begin + place;
         ++plan.rows_to[at(dest)];
       } else {
         plan.weight[at(c)] = 0.0F;
@@ -175,9 +178,14 @@ void assign_receives(const Segments& segments, const std::vector<CountsOf>& coun
 }  // namespace
 
 void assign_rows(const std::vector<CountsOf>& counts, const ExchangeConfig& config,
-                 const Placement& placement, const Capacity& capacity, int rank, PlanData& plan) {
-  const Segments segments(counts, config, placement, capacity, rank);
+                 const Placement& placement, const Capacity& capacity, int rank, PlanData& plan,
+                 std::span<std::int64_t> loads) {
+  Segments segments(counts, config, placement, capacity, rank);
   check_capacity(segments, counts, config, placement, capacity, rank);
+  for (int slot = 0; slot < placement.num_slots(); ++slot) {
+    const int expert = placement.slot_to_expert()[at(slot)];
+    if (expert >= 0) loads[at(expert)] += segments[slot].arrived;
+  }
   assign_sends(segments, counts, placement, rank, plan);
   assign_receives(segments, counts, config, placement, capacity, rank, plan);
 }

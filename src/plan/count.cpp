@@ -22,14 +22,14 @@ class LastToken {
   explicit LastToken(int count) : token_(static_cast<std::size_t>(count), -1) {}
   // True the first time `which` is seen for `token`.
   bool first(int which, std::int64_t token) {
-    std::int64_t& last = token_[static_cast<std::size_t>(which)];
+    std::int32_t& last = token_[static_cast<std::size_t>(which)];
     if (last == token) return false;
-    last = token;
+    last = static_cast<std::int32_t>(token);
     return true;
   }
 
  private:
-  std::vector<std::int64_t> token_;
+  std::vector<std::int32_t> token_;
 };
 
 }  // namespace

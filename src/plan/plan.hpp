@@ -37,9 +37,11 @@ enum class PlanFault : std::int32_t {
 // Entries of one rank, as count_routing() made them.
 using CountsOf = std::span<const std::int32_t>;
 
-// Fills row, token_row and everything received of `plan` from the counts of all ranks. Throws
-// capacity (on every rank alike) if some rank would receive too much under Overflow::error.
+// Fills row, token_row and everything received of `plan` from the counts of all ranks, and adds what
+// each expert gets to loads [experts]. Throws capacity (on every rank alike) if some rank would
+// receive too much under Overflow::error.
 void assign_rows(const std::vector<CountsOf>& counts, const ExchangeConfig& config,
-                 const Placement& placement, const Capacity& capacity, int rank, PlanData& plan);
+                 const Placement& placement, const Capacity& capacity, int rank, PlanData& plan,
+                 std::span<std::int64_t> loads);
 
 }  // namespace wherry
