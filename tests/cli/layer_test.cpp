@@ -94,7 +94,8 @@ TEST(LayerShapes, BeyondTwentyGflopSixtyFourTokensAreVerified) {
 }
 
 TEST(LayerShapes, EveryPresetRunsWithItsOwnRouter) {
-  for (const auto& model : wherry({"info", "--json"}).json()["models"]) {
+  const auto models = wherry({"info", "--json"}).json()["models"];
+  for (const auto& model : models) {
     const std::string name = model["name"];
     const Finished done =
         wherry(words("layer --hidden 64 --expert-hidden 32 --tokens 6 --steps 1 "
