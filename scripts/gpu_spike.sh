@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/gpu_spike.sh [build|check|sanitize|soak|launch|processes|time|all ...]: the CUDA kernels
+# scripts/gpu_spike.sh [build|check|sanitize|soak|launch|processes|time|gpus|all ...]: the CUDA kernels
 # against their oracle, and their times (launch: all ranks in one launch; processes: one process a
-# rank, under CUDA MPS; time: both), with what a bare CUDA machine has: nvcc and a C++20 compiler.
+# rank, under CUDA MPS; time: both; gpus: one process and one GPU a rank), with what a bare CUDA machine has: nvcc and a C++20 compiler.
 # Results go to $OUT, or results/h200.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -80,5 +80,6 @@ if wanted sanitize; then
 fi
 wanted soak && step with_mps timeout 200 "${program}" soak "${SOAK_STEPS:-1000}"
 { wanted time || wanted launch; } && step timeout 200 "${program}" time "${out}/one_launch.json" launch
+[[ " ${steps[*]} " == *" gpus "* ]] && step timeout 200 "${program}" time "${out}/gpus.json" gpus
 { wanted time || wanted processes; } && step with_mps timeout 200 "${program}" time "${out}/processes.json" processes
 exit "${status}"

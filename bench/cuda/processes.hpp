@@ -1,6 +1,6 @@
 // One process a rank, forked before anything touches CUDA, with a page of shared memory between
 // them: a barrier, the IPC handles of the windows, and numbers for the parent. A rank that fails
-// ends all of them.
+// ends all of them. Where there are several GPUs, ranks take them in turns.
 #pragma once
 
 #include <sched.h>
@@ -32,7 +32,8 @@ struct SharedPage {
   std::atomic<int> phase{0};
   cudaIpcMemHandle_t handles[kMaxProcesses] = {};
   float samples[kMaxProcesses][kNumStages][kMaxSamples] = {};  // us
-  double copy_gbps = 0.0;
+  double copy_gbps = 0.0;                                      // read and written in one GPU
+  double peer_gbps = 0.0;                                      // sent to another GPU
 
   void barrier() {
     const int mine = phase.load();
@@ -72,6 +73,8 @@ inline bool run_processes(int ranks, const std::function<int(int, SharedPage&)>&
     const pid_t child = fork();
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      int devices = 1;
+      if (cudaGetDeviceCount(&devices) == cudaSuccess) cudaSetDevice(rank % devices);
       const int status = body(rank, *page);
       std::fflush(nullptr);
       _exit(status);

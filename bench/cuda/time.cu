@@ -48,6 +48,44 @@ double copy_rate(cudaStream_t stream) {
   return 2.0 * static_cast<double>(kBytes) / median(times) / 1e6;
 }
 
+// Bytes a second, GB/s, that this rank's GPU sends to the next one's while that sends to its own
+// next; 0 where there is one GPU only. Every rank calls it.
+double peer_rate(SharedPage& page) {
+  constexpr std::size_t kBytes = std::size_t{1} << 30;
+  int devices = 1, mine = 0;
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  CUDA_OK(cudaGetDevice(&mine));
+  if (devices == 1) return 0.0;
+  const int next = (mine + 1) % devices;
+  void *from = nullptr, *to = nullptr;
+  cudaStream_t stream;
+  cudaEvent_t begin, end;
+  CUDA_OK(cudaMalloc(&from, kBytes));
+  CUDA_OK(cudaMemset(from, 0x5A, kBytes));
+  CUDA_OK(cudaDeviceEnablePeerAccess(next, 0));
+  CUDA_OK(cudaSetDevice(next));
+  CUDA_OK(cudaMalloc(&to, kBytes));
+  CUDA_OK(cudaSetDevice(mine));
+  CUDA_OK(cudaStreamCreate(&stream));
+  CUDA_OK(cudaEventCreate(&begin));
+  CUDA_OK(cudaEventCreate(&end));
+  page.barrier();
+  std::vector<float> times;
+  for (int i = 0; i < 24; ++i) {
+    CUDA_OK(cudaEventRecord(begin, stream));
+    CUDA_OK(cudaMemcpyPeerAsync(to, next, from, mine, kBytes, stream));
+    CUDA_OK(cudaEventRecord(end, stream));
+    CUDA_OK(cudaEventSynchronize(end));
+    float ms = 0;
+    CUDA_OK(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms);
+  }
+  page.barrier();
+  CUDA_OK(cudaFree(from));
+  CUDA_OK(cudaFree(to));
+  return static_cast<double>(kBytes) / median(times) / 1e6;
+}
+
 // Microseconds of one call, by replays of a graph of `calls` of them.
 struct Timing {
   float median_us = 0, p99_us = 0;
@@ -239,6 +277,9 @@ int time_rank(int rank, SharedPage& page, const Shape& shape) {
     page.copy_gbps = copy_rate(stream);
   }
   page.barrier();
+  const double link = peer_rate(page);
+  if (rank == 0) page.peer_gbps = link;
+  page.barrier();
   Cluster cluster(
       {.shape = shape, .first_rank = rank, .local_ranks = 1, .gather = page.gather(rank)});
   page.barrier();
@@ -274,8 +315,10 @@ int time_rank(int rank, SharedPage& page, const Shape& shape) {
   return right ? 0 : 1;
 }
 
-bool time_in_processes(Results& results, const Shape& shape) {
-  std::int64_t rows = 0, tokens = 0;
+// `one_a_gpu`: there are as many GPUs, and the floor is the link's: what the busiest rank sends to (or
+// gets from) the others at the rate of a peer copy; rows that stay at home are not counted.
+bool time_in_processes(Results& results, const Shape& shape, bool one_a_gpu = false) {
+  std::int64_t rows = 0, tokens = 0, remote = 0;
   for (int rank = 0; rank < shape.ranks; ++rank) tokens += shape.tokens_of(rank);
   for (const RankPlan& plan : make_plans(shape, 0)) {
     if (shape.layout == Layout::tokens) {
@@ -284,6 +327,8 @@ bool time_in_processes(Results& results, const Shape& shape) {
       for (const std::int32_t count : plan.slot_counts) rows += count;
     }
   }
+  // Choices are even: of the rows that a rank gets, its share comes from itself.
+  remote = rows / shape.ranks * (shape.ranks - 1) / shape.ranks;
   const bool good = run_processes(
       shape.ranks, [&](int rank, SharedPage& page) { return time_rank(rank, page, shape); },
       [&](const SharedPage& page) {
@@ -300,16 +345,24 @@ bool time_in_processes(Results& results, const Shape& shape) {
           if (slowest.empty()) continue;  // not measured for this shape
           const double to = dispatch_bytes(shape, rows, tokens);
           const double home = combine_bytes(shape, rows, tokens);
-          const double bytes = stage == kDispatch || stage == kPlanDispatch ? to
-                               : stage == kBoth                             ? to + home
-                                                                            : home;
-          results.add({"processes",
+          double bytes = stage == kDispatch || stage == kPlanDispatch ? to
+                         : stage == kBoth                             ? to + home
+                                                                      : home;
+          if (one_a_gpu) {
+            const auto row = static_cast<double>(shape.row_bytes() + shape.scale_bytes());
+            const auto result = static_cast<double>(shape.x_bytes());
+            bytes =
+                static_cast<double>(remote) * (stage == kDispatch || stage == kPlanDispatch ? row
+                                               : stage == kBoth ? row + result
+                                                                : result);
+          }
+          results.add({one_a_gpu ? "one a GPU" : "processes",
                        shape,
                        stages[stage],
                        variants[stage],
                        {median(slowest), percentile99(slowest)},
                        bytes,
-                       page.copy_gbps,
+                       one_a_gpu ? page.peer_gbps : page.copy_gbps,
                        true});
         }
       });
@@ -350,6 +403,24 @@ int run_time(const char* path, const std::string& mode, const std::string& comma
     for (const auto& [ranks, blocks] : kShapes)
       good = time_in_processes(results, throughput(ranks, blocks)) && good;
     for (const int tokens : {128, 16, 1}) good = time_in_processes(results, decode(tokens)) && good;
+    return good ? 0 : 1;
+  }
+  if (mode == "gpus") {
+    int devices = 0;
+    if (!run_processes(
+            1, [](int, SharedPage& page) { return cudaGetDeviceCount(&page.ranks) != cudaSuccess; },
+            [&](const SharedPage& page) { devices = page.ranks; }) ||
+        devices < 2) {
+      std::printf("there are %d GPUs; one rank a GPU needs two\n", devices);
+      return 1;
+    }
+    for (const int blocks : {4, 8, 16, 24, 64})
+      good = time_in_processes(results, throughput(devices, blocks), true) && good;
+    for (const int tokens : {128, 16, 1}) {
+      Shape shape = decode(tokens);
+      shape.ranks = devices;
+      good = time_in_processes(results, shape, true) && good;
+    }
     return good ? 0 : 1;
   }
   cudaStream_t stream;
