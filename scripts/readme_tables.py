@@ -116,8 +116,34 @@ def cpu_formats():
                  rows) + footnote(results)
 
 
+def gpu_link():
+    """One rank a GPU: what crosses the link, at the rate of a peer copy."""
+    path = RESULTS / "h200-x2" / "gpus.json"
+    if not path.exists():
+        return NOTHING
+    result = json.loads(path.read_text())
+    shapes = {}
+    for entry in result["results"]:
+        if not entry["variant"]:
+            key = (f"{entry['tokens']} tokens, {entry['sms']} SMs", entry["tokens"])
+            shapes.setdefault(key, {})[entry["stage"]] = entry
+    stages = ["dispatch", "combine", "plan+dispatch", "both"]
+
+    def cell(entry, tokens):
+        share = f", {entry['floor_percent']:.0f} %" if tokens > 1000 else ""
+        return f"{entry['median_us']:.1f} µs{share}"
+
+    rows = [[name, *(cell(found[stage], tokens) for stage in stages)]
+            for (name, tokens), found in shapes.items()]
+    rate = result["results"][0]["copy_gbps"]
+    return (table(["", "dispatch", "combine", "plan and dispatch", "dispatch and combine"], rows)
+            + f"\n2 {result['machine']}, peer copy {rate} GB/s each way at once, driver "
+            f"{result['driver']}, CUDA {result['nvcc']}; commit {result['commit']}; "
+            f"`{result['command']}`.\n")
+
+
 TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_limits,
-          "cpu-formats": cpu_formats}
+          "cpu-formats": cpu_formats, "gpu-link": gpu_link}
 
 
 def rewritten(path, content):
