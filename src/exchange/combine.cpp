@@ -47,15 +47,7 @@ void Exchange::State::place_results(const Generation& g, const ConstTensorView& 
       }
     }
   };
-  if (mode.sends_token_rows()) {
-    team.split(g.token_rows, copy);
-    return;
-  }
-  for (std::size_t slot = 0; slot < g.slot_counts.size(); ++slot) {
-    team.split(g.slot_counts[slot], [&](std::int64_t begin, std::int64_t end) {
-      copy(g.slot_begin[slot] + begin, g.slot_begin[slot] + end);
-    });
-  }
+  split_filled(g, copy);
 }
 
 Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorView y, TensorView out,

@@ -54,7 +54,8 @@ Reduction ExchangeConfig::effective_reduction() const noexcept {
 }
 
 SumAt ExchangeConfig::effective_sum_at() const noexcept {
-  const bool converts = combine_wire != Wire::same && name(combine_wire) != name(dtype);
+  const bool converts =
+      combine_wire != Wire::same && !WireFormat{.wire = combine_wire, .dtype = dtype}.keeps_dtype();
   return sum_at.value_or(converts ? SumAt::expert : SumAt::home);
 }
 

@@ -100,7 +100,7 @@ Received Exchange::DispatchHandle::finish() {
   Received received = s.received_view(g);
   if (g.out.data != nullptr) {
     g.out.rows = received.rows.rows;
-    s.fill_out(g.out, received);
+    s.fill_out(g, received);
     received.rows = g.out;
     received.wire = wire_format(Wire::same, s.config.dtype, s.config.hidden);
     received.scales = nullptr;
@@ -113,8 +113,9 @@ Received Exchange::dispatch(const Plan& plan, ConstTensorView x, const DispatchO
   return dispatch_begin(plan, x, options).finish();
 }
 
-void Exchange::State::fill_out(const TensorView& out, const Received& received) {
-  team.split(out.rows, [&](std::int64_t begin, std::int64_t end) {
+void Exchange::State::fill_out(const Generation& g, const Received& received) {
+  const TensorView& out = g.out;
+  const auto fill = [&](std::int64_t begin, std::int64_t end) {
     if (!mode.converts_rows()) {
       for (std::int64_t row = begin; row < end; ++row) {
         std::memcpy(out.row(row), received.rows.row(row), window.layout().row_bytes);
@@ -127,7 +128,13 @@ void Exchange::State::fill_out(const TensorView& out, const Received& received) 
                           received.scale_rows, row, scales.data());
       kernels->dequantize_row(received.wire, received.rows.row(row), scales.data(), out.row(row));
     }
-  });
+  };
+  // The spare room of slots is most of them; the padding of grouped is promised to be zero.
+  if (config.layout == Layout::slots) {
+    split_filled(g, fill);
+  } else {
+    team.split(out.rows, fill);
+  }
 }
 
 Received Exchange::State::received_view(const Generation& g) const {

@@ -144,11 +144,26 @@ struct Exchange::State {
     return {rows.load(), link_rows.load()};
   }
 
+  // Runs fn(begin, end) on the team's threads over the rows that hold something: all token rows, or
+  // those of each slot without its padding or spare room.
+  template <typename Fn>
+  void split_filled(const Generation& g, Fn fn) {
+    if (mode.sends_token_rows()) {
+      team.split(g.token_rows, fn);
+      return;
+    }
+    for (std::size_t slot = 0; slot < g.slot_counts.size(); ++slot) {
+      team.split(g.slot_counts[slot], [&](std::int64_t begin, std::int64_t end) {
+        fn(g.slot_begin[slot] + begin, g.slot_begin[slot] + end);
+      });
+    }
+  }
+
   void check_out(const TensorView& out, const PlanData& plan);
   [[nodiscard]] Generation* oldest_uncombined(std::uint64_t plan_serial) noexcept;
   [[nodiscard]] Received received_view(const Generation& generation) const;
-  // Makes `out` of the caller hold the received rows, converted back.
-  void fill_out(const TensorView& out, const Received& received);
+  // Makes g.out of the caller hold the received rows, converted back.
+  void fill_out(const Generation& g, const Received& received);
   // Brings y to where its home ranks, or combine_send, read it; converts it if it goes home so.
   void place_results(const Generation& generation, const ConstTensorView& y);
 
