@@ -6,6 +6,7 @@
 
 #include "exchange/config.hpp"
 #include "experts.hpp"
+#include "format/round_trip.hpp"
 #include "kernels/wires.hpp"
 #include "support/check.hpp"
 
@@ -107,20 +108,14 @@ Sum Steps::sum() const noexcept {
 
 Travel Steps::travel() const {
   const ExchangeConfig& config = exchange_.config();
-  const auto through = [](const WireFormat& format, void* row) {
-    std::vector<float> payload(static_cast<std::size_t>(format.payload_bytes / 4 + 1));
-    std::vector<float> scales(static_cast<std::size_t>(format.scale_bytes / 4 + 1));
-    quantize_row(format, row, payload.data(), scales.data());
-    dequantize_row(format, payload.data(), scales.data(), row);
-  };
   Travel travel;
   const auto out = wire_format(config.dispatch_wire, config.dtype, config.hidden);
   if (!out.keeps_dtype()) {
-    travel.out = [=](std::vector<std::uint16_t>& x) { through(out, x.data()); };
+    travel.out = [=](std::vector<std::uint16_t>& x) { round_trip_row(out, x.data()); };
   }
   if (!wire_format(config.combine_wire, config.dtype, config.hidden).keeps_dtype()) {
     const auto home = wire_format(config.combine_wire, DType::f32, config.hidden);
-    travel.home = [=](std::vector<float>& row) { through(home, row.data()); };
+    travel.home = [=](std::vector<float>& row) { round_trip_row(home, row.data()); };
   }
   travel.rounds_first = config.layout == Layout::tokens;  // by the experts, who return bf16
   return travel;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "experts/synthetic.hpp"
+#include "format/round_trip.hpp"
 #include "gather.hpp"
 #include "kernels/numerics.hpp"
 #include "layer/job.hpp"
@@ -199,11 +200,8 @@ LocalVerification Rank::verify() const {
   Rows x = x_;
   x.view.data = x.values.data();
   if (!dispatch_wire_.keeps_dtype()) {
-    std::vector<float> payload(static_cast<std::size_t>(dispatch_wire_.payload_bytes / 4 + 1));
-    std::vector<float> scales(static_cast<std::size_t>(dispatch_wire_.scale_bytes / 4 + 1));
     for (std::int64_t token = 0; token < job_.tokens; ++token) {
-      quantize_row(dispatch_wire_, x_.view.row(token), payload.data(), scales.data());
-      dequantize_row(dispatch_wire_, payload.data(), scales.data(), x.view.row(token));
+      round_trip_row(dispatch_wire_, x.view.row(token));
     }
   }
   return verify_tokens(synthetic_, chosen, x.view, routing_.view(), out_.view, combine_wire_,
