@@ -44,11 +44,25 @@ enum class SumAt : std::uint8_t {
   expert,  // the expert's rank writes one row per (token, rank): fewest bytes over a link
 };
 
+// What the ids of a Routing number.
+enum class ExpertIds : std::uint8_t {
+  logical,   // experts; the exchange chooses among their replicas
+  physical,  // slots of the placement; the caller has chosen
+};
+
+// Token-replicated groups: whom combine gives the sums of a token to.
+enum class CombineTo : std::uint8_t {
+  all,    // every rank that holds the token; each reads all of its results
+  share,  // only the rank that dispatched it
+};
+
 [[nodiscard]] std::string_view name(Layout layout) noexcept;
 [[nodiscard]] std::string_view name(Reduction reduction) noexcept;
 [[nodiscard]] std::string_view name(Overflow overflow) noexcept;
 [[nodiscard]] std::string_view name(Weights weights) noexcept;
 [[nodiscard]] std::string_view name(SumAt sum_at) noexcept;
+[[nodiscard]] std::string_view name(ExpertIds expert_ids) noexcept;
+[[nodiscard]] std::string_view name(CombineTo combine_to) noexcept;
 
 // Must be equal on every rank; the constructor of Exchange compares. Use designated initialisers.
 struct ExchangeConfig {
@@ -72,6 +86,12 @@ struct ExchangeConfig {
   ScaleLayout scale_layout = ScaleLayout::row_major;  // of the received rows' scales
   std::optional<Placement> placement =
       std::nullopt;  // default: Placement::contiguous(experts, ranks)
+  ExpertIds expert_ids = ExpertIds::logical;
+  // Token-replicated groups (attention under tensor parallelism): the ranks [i * replicated,
+  // (i + 1) * replicated) hold the same tokens and give plan() the same routing. The j-th of them
+  // dispatches only its share, tokens [T * j / replicated, T * (j + 1) / replicated). Divides the ranks.
+  int replicated = 1;
+  CombineTo combine_to = CombineTo::all;
   std::int64_t receive_rows =
       0;  // grouped, tokens: most rows a rank accepts; 0: as many as can come
   std::int64_t rows_per_slot = 0;  // slots: rows each slot accepts; 0: as many as can come
@@ -133,10 +153,10 @@ struct DispatchOptions {
   const float* row_scalars = nullptr;
 };
 struct CombineOptions {
-  // One fp32 per received row to send home (grouped, slots), and where they go, [tokens, topk].
+  // One fp32 per received row to send home, and where they go, [plan.home_tokens(), topk].
   const float* row_scalars = nullptr;
   float* scalars_out = nullptr;
-  // Added to the sum before it is rounded, [tokens, hidden] of the exchange's dtype, e.g. a shared
+  // Added to the sum before it is rounded, [plan.home_tokens(), hidden] of the exchange's dtype, e.g. a shared
   // expert's output or a residual. It is the last term: out = round(sum + addend).
   ConstTensorView addend = {};
 };
@@ -182,7 +202,7 @@ class Exchange {
   void plan(const Routing& routing, Plan& plan);
 
   // The first half of dispatch: writes the rows of x [plan.tokens(), hidden] to where they belong
-  // and returns without waiting for this step's peers. x must stay unchanged until finish().
+  // (under `replicated` those of this rank's share) and returns without waiting for this step's peers. x must stay unchanged until finish().
   // finish() waits for the rows of all peers. Throws misuse if `depth` dispatches are in flight.
   class DispatchHandle {
    public:
@@ -203,7 +223,7 @@ class Exchange {
   [[nodiscard]] TensorView combine_input(const Plan& plan);
 
   // Stage 5. y holds one row for each received row of that dispatch (combine_input() or the
-  // caller's memory); out [plan.tokens(), hidden] gets the sums, exactly 0 for a token without
+  // caller's memory); out [plan.home_tokens(), hidden] gets the sums, exactly 0 for a token without
   // expert. Pairs with the oldest uncombined dispatch of `plan`. combine_begin() returns without
   // waiting for this step's peers; y and out must stay until finish().
   class CombineHandle {

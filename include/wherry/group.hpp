@@ -50,6 +50,14 @@ class Group {
   // Collective, blocking: returns when every rank has entered.
   void barrier() const;
 
+  // The group of `ranks` (of this one, this rank among them): ranks[i] becomes rank i. Collective over
+  // those only, so that survivors can go on without the dead; this group may have failed, and stays
+  // as it is. Every rank of it makes the same subgroups in the same order. Throws bad_argument,
+  // unsupported (ranks on several hosts, or a group by from_allgather: make the smaller one the same
+  // way), timeout naming, by their rank in the subgroup, who did not come within `deadline`.
+  [[nodiscard]] Group subgroup(std::span<const int> ranks,
+                               Seconds deadline = kDefaultDeadline) const;
+
   explicit Group(std::shared_ptr<detail::GroupState> state) : state_(std::move(state)) {}
   [[nodiscard]] detail::GroupState& state() const noexcept { return *state_; }
 

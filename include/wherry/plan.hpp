@@ -15,7 +15,12 @@ struct PlanData {
   std::int64_t tokens = 0;
   int topk = 0;
 
-  // What this rank sends, one entry per (token, k), [tokens, topk]. -1: no expert, or dropped.
+  // The tokens that this rank dispatches, [send_begin, send_end): all of them, unless
+  // ExchangeConfig::replicated ranks share them; and those whose sums combine gives it.
+  std::int64_t send_begin = 0, send_end = 0;
+  std::int64_t home_begin = 0, home_end = 0;
+
+  // Where each token's rows go, whichever rank sends them, one entry per (token, k), [tokens, topk]. -1: no expert, or dropped.
   std::vector<std::int32_t> dest;       // rank that holds the slot
   std::vector<std::int32_t> slot;       // slot, global number
   std::vector<std::int32_t> row;        // place among that rank's grouped rows (or its slots rows)
@@ -38,7 +43,7 @@ struct PlanData {
   std::vector<std::int64_t> rows_to;        // (token, slot) rows
   std::vector<std::int64_t> token_rows_to;  // (token, rank) rows
 
-  // Rows of this rank's tokens that found no room under Overflow::drop, per slot (all slots).
+  // Rows of the tokens that this rank dispatches that found no room under Overflow::drop, per slot (all slots).
   std::vector<std::int64_t> dropped;
 
   [[nodiscard]] bool operator==(const PlanData&) const = default;
@@ -56,6 +61,10 @@ class Plan {
 
   [[nodiscard]] bool valid() const noexcept { return filled_; }
   [[nodiscard]] std::int64_t tokens() const noexcept { return data_.tokens; }
+  // Tokens whose sums combine gives this rank: all, or its share under CombineTo::share.
+  [[nodiscard]] std::int64_t home_tokens() const noexcept {
+    return data_.home_end - data_.home_begin;
+  }
   // The contents; empty until filled.
   [[nodiscard]] const PlanData& to_host() const noexcept { return data_; }
 

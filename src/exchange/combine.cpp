@@ -62,9 +62,10 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
   WHERRY_CHECK(g != nullptr, ErrorCode::misuse, State::where(Stage::combine_send, s.rank),
                "no finished dispatch of this plan waits for its combine");
   s.check_tensor(Stage::combine_send, g->step, "y", y, s.plain(s.payload_rows(*g)));
-  s.check_tensor(Stage::combine_send, g->step, "out", out, s.plain(plan.tokens()));
+  s.check_tensor(Stage::combine_send, g->step, "out", out, s.plain(plan.home_tokens()));
   if (options.addend.data != nullptr) {
-    s.check_tensor(Stage::combine_send, g->step, "addend", options.addend, s.plain(plan.tokens()));
+    s.check_tensor(Stage::combine_send, g->step, "addend", options.addend,
+                   s.plain(plan.home_tokens()));
   }
   const std::uint64_t index = s.generation_of(g->step);
   const layout::WindowLayout& l = s.window.layout();
@@ -84,16 +85,17 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
   ++g->combine_epoch;
   s.window.signal_all({Channel::combine, index, g->combine_epoch}, s.signal_counts);
 
+  const PlanData& data = plan.to_host();
   g->phase = Phase::combining;
   g->pending = {s.windows(index),
-                arrays(plan.to_host()),
+                arrays(data, data.home_begin, data.home_end),
                 s.mode,
                 static_cast<std::byte*>(out.data),
                 out.pitch(),
                 static_cast<const std::byte*>(options.addend.data),
                 options.addend.pitch(),
                 options.scalars_out,
-                s.streams(plan.tokens())};
+                s.streams(plan.home_tokens())};
   CombineHandle handle;
   handle.state_ = &s;
   handle.step_ = g->step;

@@ -49,6 +49,22 @@ std::string_view name(SumAt sum_at) noexcept {
   return "home";
 }
 
+std::string_view name(ExpertIds expert_ids) noexcept {
+  switch (expert_ids) {
+    case ExpertIds::logical: return "logical";
+    case ExpertIds::physical: return "physical";
+  }
+  return "logical";
+}
+
+std::string_view name(CombineTo combine_to) noexcept {
+  switch (combine_to) {
+    case CombineTo::all: return "all";
+    case CombineTo::share: return "share";
+  }
+  return "all";
+}
+
 Reduction ExchangeConfig::effective_reduction() const noexcept {
   return reduction.value_or(layout == Layout::slots ? Reduction::by_token : Reduction::by_rank);
 }
@@ -100,6 +116,9 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
       "layout tokens goes with reduction by_rank: the caller sums what its rank has of a token");
   require(c.layout != Layout::tokens || c.overflow == Overflow::error,
           "layout tokens goes with overflow error: a dropped row would leave holes in its slots");
+  require(c.replicated >= 1 && ranks % c.replicated == 0,
+          fmt::format("replicated is {}; it must be at least 1 and divide the {} ranks",
+                      c.replicated, ranks));
   require(
       c.receive_rows >= 0,
       fmt::format("receive_rows is {}; it must be at least 1, or 0 for no limit", c.receive_rows));
@@ -129,10 +148,10 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
   const Placement placement = placement_of(c, ranks);
   const Capacity capacity = capacity_of(c, placement);
   constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
-  const std::uint64_t most =
-      std::max({static_cast<std::uint64_t>(c.max_tokens) * static_cast<std::uint64_t>(ranks),
-                capacity.params.row_capacity, capacity.params.scalar_capacity,
-                capacity.params.token_row_capacity});
+  const std::uint64_t most = std::max(
+      {static_cast<std::uint64_t>(c.max_tokens) * static_cast<std::uint64_t>(ranks / c.replicated),
+       capacity.params.row_capacity, capacity.params.scalar_capacity,
+       capacity.params.token_row_capacity});
   require(most <= kMost,
           fmt::format("up to {} rows could arrive at a rank; at most {} can be numbered: lower "
                       "max_tokens, or set receive_rows or rows_per_slot",
@@ -147,7 +166,7 @@ Placement placement_of(const ExchangeConfig& config, int ranks) {
 Capacity capacity_of(const ExchangeConfig& config, const Placement& placement) {
   const std::int64_t ranks = placement.num_ranks();
   const std::int64_t slots = placement.max_local_slots();
-  const std::int64_t most_token_rows = config.max_tokens * ranks;
+  const std::int64_t most_token_rows = config.max_tokens * (ranks / config.replicated);
   const std::int64_t rows_per_token = std::min<std::int64_t>(config.topk, slots);
   const auto limited = [&config](std::int64_t most) {
     return config.receive_rows > 0 ? std::min(config.receive_rows, most) : most;
@@ -229,6 +248,9 @@ std::vector<std::pair<std::string, std::string>> ExchangeConfig::describe(int ra
       {"scale_layout", std::string(name(scale_layout))},
       {"placement.slot_to_expert", fmt::format("{}", fmt::join(where.slot_to_expert(), " "))},
       {"placement.slot_begin", fmt::format("{}", fmt::join(where.slot_begin(), " "))},
+      {"expert_ids", std::string(name(expert_ids))},
+      {"replicated", text(replicated)},
+      {"combine_to", std::string(name(combine_to))},
       {"receive_rows", text(receive_rows)},
       {"rows_per_slot", text(rows_per_slot)},
       {"overflow", std::string(name(overflow))},

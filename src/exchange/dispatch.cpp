@@ -38,7 +38,7 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   const auto& rows_to = s.mode.sends_token_rows() ? data.token_rows_to : data.rows_to;
   const std::int64_t rows = std::accumulate(rows_to.begin(), rows_to.end(), std::int64_t{0});
   const kernels::DispatchSend send{s.windows(index),
-                                   arrays(data),
+                                   arrays(data, 0, data.tokens),
                                    s.mode,
                                    static_cast<const std::byte*>(x.data),
                                    x.pitch(),
@@ -46,8 +46,9 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
                                    static_cast<const std::byte*>(options.x_scales),
                                    options.row_scalars,
                                    s.streams(rows)};
-  const kernels::Moved moved = s.split(data.tokens, [&](auto begin, auto end) {
-    return s.kernels->dispatch_send(send, begin, end);
+  // Tokens keep their numbers: the scales of rows that are converted already lie in one plane.
+  const kernels::Moved moved = s.split(data.send_end - data.send_begin, [&](auto begin, auto end) {
+    return s.kernels->dispatch_send(send, data.send_begin + begin, data.send_begin + end);
   });
   const std::int64_t row_bytes = s.mode.dispatch_wire.row_bytes();
   s.traffic.dispatch_rows += moved.rows;

@@ -90,6 +90,11 @@ std::uint64_t hash_of(const Placement& placement) noexcept {
   return hash;
 }
 
+ErrorCode code_of(PlanFault fault) noexcept {
+  const bool in_ids = fault == PlanFault::bad_id || fault == PlanFault::empty_slot;
+  return in_ids ? ErrorCode::bad_routing : ErrorCode::bad_argument;
+}
+
 std::uint64_t next_id() {
   static std::atomic<std::uint64_t> next{1};
   return next.fetch_add(1);
@@ -216,18 +221,25 @@ void Exchange::plan(const Routing& routing, Plan& plan) {
   s.window.wait_all(signal, {Stage::plan, serial}, s.signal_counts);
 
   std::vector<CountsOf> counts;
-  std::uint64_t first_placement = 0;  // rank 0's
+  std::uint64_t first_placement = 0;   // rank 0's
+  layout::CountHeader first_of_set{};  // of the ranks that hold the same tokens
   for (int peer = 0; peer < s.size; ++peer) {
     const std::byte* const message =
         s.window.own() + l.count_message(signal.generation, static_cast<std::uint64_t>(peer));
     layout::CountHeader header;
     std::memcpy(&header, message, sizeof(header));
     WHERRY_CHECK(header.status == static_cast<std::int32_t>(PlanFault::none),
-                 static_cast<PlanFault>(header.status) == PlanFault::bad_id
-                     ? ErrorCode::bad_routing
-                     : ErrorCode::bad_argument,
-                 (Error::Where{Stage::plan, s.rank, peer}), "{}", describe_fault(header, s.config));
+                 code_of(static_cast<PlanFault>(header.status)),
+                 (Error::Where{Stage::plan, s.rank, peer}), "{}",
+                 describe_fault(header, s.config, s.placement));
     if (peer == 0) first_placement = header.placement;
+    if (peer % s.config.replicated == 0) first_of_set = header;
+    WHERRY_CHECK(header.tokens == first_of_set.tokens && header.id == first_of_set.id,
+                 ErrorCode::bad_routing, (Error::Where{Stage::plan, s.rank, peer}),
+                 "ranks {} and {} hold the same tokens (replicated is {}) but have different "
+                 "routings ({} and {} tokens); give all of them the same ids and weights",
+                 peer / s.config.replicated * s.config.replicated, peer, s.config.replicated,
+                 first_of_set.tokens, header.tokens);
     WHERRY_CHECK(header.placement == first_placement, ErrorCode::config_mismatch,
                  (Error::Where{Stage::plan, s.rank, peer}),
                  "rank {} has another placement than rank 0: call set_placement() on all ranks, "

@@ -47,9 +47,17 @@ struct Generation {
   kernels::CombineRecv pending{};  // between combine_begin and its finish
 };
 
-[[nodiscard]] inline kernels::PlanArrays arrays(const PlanData& plan) noexcept {
-  return {plan.tokens,           plan.topk,          plan.dest.data(),  plan.row.data(),
-          plan.token_row.data(), plan.weight.data(), plan.repeat.data()};
+// The entries of the tokens [begin, end).
+[[nodiscard]] inline kernels::PlanArrays arrays(const PlanData& plan, std::int64_t begin,
+                                                std::int64_t end) noexcept {
+  const std::int64_t at = begin * plan.topk;
+  return {end - begin,
+          plan.topk,
+          plan.dest.data() + at,
+          plan.row.data() + at,
+          plan.token_row.data() + at,
+          plan.weight.data() + at,
+          plan.repeat.data() + at};
 }
 
 // Where an exchange lies in a window that it shares; by default it maps one of its own.

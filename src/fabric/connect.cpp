@@ -2,24 +2,13 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
 #include <string>
 
 #include "fabric/fabric.hpp"
 #include "support/check.hpp"
+#include "support/host.hpp"
 
 namespace wherry {
-
-namespace {
-
-// Equal exactly for processes that run on the same booted kernel.
-std::string host_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot;
-}
-
-}  // namespace
 
 std::unique_ptr<Fabric> connect_fabric(const Group& group, const WindowRequest& request) {
   const std::string mine = fmt::format("{}/{}", host_identity(), getpid());

@@ -24,7 +24,7 @@ namespace wherry {
 namespace {
 
 // The life of a forked rank; never returns to the caller's stack.
-[[noreturn]] void run_child(Board& board, int rank, pid_t parent,
+[[noreturn]] void run_child(Board& board, int rank, pid_t parent, const std::string& meeting,
                             const std::function<void(Group&)>& fn, const RunOptions& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // the parent died before prctl
@@ -37,6 +37,7 @@ namespace {
       return board.allgather(rank, mine, options.deadline);
     });
     group.state().beside = std::move(beside);
+    group.state().meeting = meeting;
     fn(group);
   } catch (const Error& error) {
     board.report(rank, error);
@@ -117,6 +118,7 @@ class Children {
 void run_processes(int ranks, const std::function<void(Group&)>& fn, const RunOptions& options) {
   WHERRY_CHECK_ARGUMENT(ranks >= 1, Stage::startup, "ranks is {}; it must be at least 1", ranks);
   Board board(ranks);
+  const std::string meeting = detail::new_meeting();
   std::fflush(nullptr);  // or buffered output would be printed once per child
   const pid_t parent = getpid();
   bool cancelled = false;
@@ -126,7 +128,7 @@ void run_processes(int ranks, const std::function<void(Group&)>& fn, const RunOp
       const pid_t pid = fork();
       WHERRY_CHECK(pid >= 0, ErrorCode::system, (Error::Where{Stage::startup, rank, -1}),
                    "fork of rank {}: {}", rank, std::strerror(errno));
-      if (pid == 0) run_child(board, rank, parent, fn, options);
+      if (pid == 0) run_child(board, rank, parent, meeting, fn, options);
       children.add(pid);
     }
     // After the first failure the others get the time that their own waits may take, no more: a rank

@@ -15,6 +15,7 @@ namespace wherry {
 void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOptions& options) {
   WHERRY_CHECK_ARGUMENT(ranks >= 1, Stage::startup, "ranks is {}; it must be at least 1", ranks);
   const auto board = std::make_shared<Board>(ranks);
+  const std::string meeting = detail::new_meeting();
   std::mutex mutex;
   std::exception_ptr first;
   const auto run = [&](int rank) {
@@ -22,6 +23,7 @@ void run_threads(int ranks, const std::function<void(Group&)>& fn, const RunOpti
         Group::from_allgather(rank, ranks, [board, rank, deadline = options.deadline](auto mine) {
           return board->allgather(rank, mine, deadline);
         });
+    group.state().meeting = meeting;
     try {
       group.state().beside = bind_rank(rank, ranks);
       fn(group);

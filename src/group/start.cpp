@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
@@ -10,7 +11,9 @@
 #include <memory>
 #include <optional>
 
+#include "group/state.hpp"
 #include "support/check.hpp"
+#include "support/host.hpp"
 
 namespace wherry {
 
@@ -98,7 +101,16 @@ Group Group::from_environment(Seconds deadline) {
   const auto store = std::make_shared<Store>(start.rank, start.size, start.address, deadline);
   Group group =
       from_allgather(start.rank, start.size, [store](auto mine) { return store->allgather(mine); });
-  group.barrier();  // all have come, or all say who has not
+  // All have come, or all say who has not. On one host they may meet again, where rank 0 says.
+  const std::string mine = host_identity() + "/" + detail::new_meeting();
+  const auto all = group.allgather(std::as_bytes(std::span(mine)));
+  const auto host_of = [](const std::string& text) { return text.substr(0, text.find('/')); };
+  const auto text_of = [](const Bytes& bytes) {
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  const bool one_host = std::ranges::all_of(
+      all, [&](const Bytes& bytes) { return host_of(text_of(bytes)) == host_of(mine); });
+  if (one_host) group.state().meeting = text_of(all[0]).substr(host_of(mine).size() + 1);
   return group;
 }
 

@@ -90,7 +90,7 @@ struct CountHeader {
   std::int32_t token;
   std::int32_t choice;
   std::int32_t tokens;  // tokens of the source rank in this plan
-  std::int64_t id;
+  std::int64_t id;      // of a good routing a hash, where ranks must bring the same (replicated)
   std::uint64_t placement;  // a hash of where the source rank believes the experts to be
 };
 inline constexpr std::uint64_t kCountHeaderBytes = 32;

@@ -12,19 +12,19 @@ namespace {
 
 std::size_t at(std::int64_t value) { return static_cast<std::size_t>(value); }
 
-// One slot at its rank: where it begins, how many rows it keeps, and which of them are mine. Small:
+// One slot at its rank: where it begins, how many rows it keeps, and which of them are this plan's. Small:
 // a plan finds its memory out of the cache, and this is most of it.
 struct Segment {
   std::int32_t begin = 0;
   std::int32_t arrived = 0;  // rows of all sources, before dropping
   std::int32_t kept = 0;     // rows that find room
-  std::int32_t mine = 0;     // place of my next row: first, the rows of sources before me
+  std::int32_t mine = 0;     // place of the plan's next row: first, the rows of sources before it
 };
 
 class Segments {
  public:
   Segments(const std::vector<CountsOf>& counts, const ExchangeConfig& config,
-           const Placement& placement, const Capacity& capacity, int rank)
+           const Placement& placement, const Capacity& capacity, int first_source)
       : segments_(at(placement.num_slots())) {
     for (int peer = 0; peer < placement.num_ranks(); ++peer) {
       std::int64_t room = capacity.limit;
@@ -33,7 +33,7 @@ class Segments {
            ++slot) {
         Segment& s = segments_[at(slot)];
         for (std::size_t source = 0; source < counts.size(); ++source) {
-          if (source == at(rank)) s.mine = s.arrived;
+          if (source == at(first_source)) s.mine = s.arrived;
           s.arrived += counts[source][at(slot)];
         }
         s.begin = static_cast<std::int32_t>(begin);
@@ -54,7 +54,7 @@ class Segments {
   }
 
   [[nodiscard]] const Segment& operator[](std::int64_t slot) const { return segments_[at(slot)]; }
-  // The place of my next row among the rows of its slot.
+  // The place of the plan's next row among the rows of its slot.
   [[nodiscard]] std::int32_t take(std::int64_t slot) { return segments_[at(slot)].mine++; }
 
  private:
@@ -90,12 +90,14 @@ void check_capacity(const Segments& segments, const std::vector<CountsOf>& count
   }
 }
 
+// The sources of the plan's tokens are consecutive ranks from `first_source` on, and their shares
+// consecutive tokens: in this order each place follows from the one before, whoever sends the row.
 void assign_sends(Segments& segments, const std::vector<CountsOf>& counts,
-                  const Placement& placement, int rank, PlanData& plan) {
+                  const Placement& placement, int first_source, PlanData& plan) {
   const int ranks = placement.num_ranks();
   std::vector<std::int64_t> next_token_row(at(ranks), 0);
   for (int peer = 0; peer < ranks; ++peer) {
-    for (int source = 0; source < rank; ++source) {
+    for (int source = 0; source < first_source; ++source) {
       next_token_row[at(peer)] += counts[at(source)][at(placement.num_slots() + peer)];
     }
   }
@@ -106,6 +108,7 @@ void assign_sends(Segments& segments, const std::vector<CountsOf>& counts,
   plan.dropped.assign(at(placement.num_slots()), 0);
   for (std::int64_t token = 0; token < plan.tokens; ++token) {
     const std::int64_t first = token * plan.topk;
+    const bool mine = token >= plan.send_begin && token < plan.send_end;
     for (std::int64_t c = first; c < first + plan.topk; ++c) {
       const std::int32_t dest = plan.dest[at(c)];
       if (dest < 0) continue;
@@ -120,7 +123,7 @@ void assign_sends(Segments& segments, const std::vector<CountsOf>& counts,
         plan.token_row[at(c)] = plan.token_row[at(same_rank)];
       } else {
         plan.token_row[at(c)] = static_cast<std::int32_t>(next_token_row[at(dest)]++);
-        ++plan.token_rows_to[at(dest)];
+        if (mine) ++plan.token_rows_to[at(dest)];
       }
       if (same_slot >= 0) {
         plan.row[at(c)] = plan.row[at(same_slot)];
@@ -131,10 +134,10 @@ void assign_sends(Segments& segments, const std::vector<CountsOf>& counts,
       const std::int32_t place = segments.take(plan.slot[at(c)]);
       if (place < segment.kept) {
         plan.row[at(c)] = segment.begin + place;
-        ++plan.rows_to[at(dest)];
+        if (mine) ++plan.rows_to[at(dest)];
       } else {
         plan.weight[at(c)] = 0.0F;
-        ++plan.dropped[at(plan.slot[at(c)])];
+        if (mine) ++plan.dropped[at(plan.slot[at(c)])];
       }
     }
   }
@@ -180,13 +183,14 @@ void assign_receives(const Segments& segments, const std::vector<CountsOf>& coun
 void assign_rows(const std::vector<CountsOf>& counts, const ExchangeConfig& config,
                  const Placement& placement, const Capacity& capacity, int rank, PlanData& plan,
                  std::span<std::int64_t> loads) {
-  Segments segments(counts, config, placement, capacity, rank);
+  const int first_source = rank / config.replicated * config.replicated;
+  Segments segments(counts, config, placement, capacity, first_source);
   check_capacity(segments, counts, config, placement, capacity, rank);
   for (int slot = 0; slot < placement.num_slots(); ++slot) {
     const int expert = placement.slot_to_expert()[at(slot)];
     if (expert >= 0) loads[at(expert)] += segments[slot].arrived;
   }
-  assign_sends(segments, counts, placement, rank, plan);
+  assign_sends(segments, counts, placement, first_source, plan);
   assign_receives(segments, counts, config, placement, capacity, rank, plan);
 }
 

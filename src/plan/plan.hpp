@@ -21,10 +21,12 @@ enum class PlanFault : std::int32_t {
   bad_topk,         // choice holds the topk seen
   no_ids,           // tokens > 0 but ids is null
   negative_tokens,  // tokens
+  empty_slot,       // token, choice, id
 };
 
 // Fills dest, slot, weight and repeat of `plan` and `entries` (rows per slot, then token rows per
-// rank) from this rank's routing. Of a routing that cannot be planned it returns why.
+// rank, of the tokens that this rank dispatches) from this rank's routing. Of a routing that cannot be
+// planned it returns why.
 [[nodiscard]] layout::CountHeader count_routing(const Routing& routing,
                                                 const ExchangeConfig& config,
                                                 const Placement& placement, int rank,
@@ -32,7 +34,7 @@ enum class PlanFault : std::int32_t {
 
 // The sentence for a rank's fault.
 [[nodiscard]] std::string describe_fault(const layout::CountHeader& header,
-                                         const ExchangeConfig& config);
+                                         const ExchangeConfig& config, const Placement& placement);
 
 // Entries of one rank, as count_routing() made them.
 using CountsOf = std::span<const std::int32_t>;

@@ -8,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/oracle.hpp"
@@ -17,6 +18,20 @@ namespace wherry::test {
 
 inline void expect(bool good, const std::string& message) {
   if (!good) throw std::runtime_error(message);
+}
+
+// Under `replicated` a batch has one part for each set of ranks that hold the same tokens.
+inline int home_of(const Exchange& exchange) {
+  return exchange.rank() / exchange.config().replicated;
+}
+// The tokens of that part whose sums combine gives this rank, [begin, end).
+inline std::pair<std::int64_t, std::int64_t> home_range(const Exchange& exchange,
+                                                        const Batch& batch) {
+  const std::int64_t tokens = batch.tokens_of(home_of(exchange));
+  const ExchangeConfig& config = exchange.config();
+  if (config.combine_to == CombineTo::all) return {0, tokens};
+  const int place = exchange.rank() % config.replicated;
+  return {tokens * place / config.replicated, tokens * (place + 1) / config.replicated};
 }
 
 template <typename T>
@@ -85,8 +100,12 @@ void expect_dense(const Exchange& exchange, const Batch& batch, const std::vecto
     return placement.slot_to_rank()[static_cast<std::size_t>(placement.slots_of(expert)[0])];
   };
   const int rank = exchange.rank();
-  for (std::int64_t t = 0; t < batch.tokens_of(rank); ++t) {
-    const std::int64_t token = batch.token_begin[static_cast<std::size_t>(rank)] + t;
+  const auto [begin, end] = home_range(exchange, batch);
+  const std::int64_t first = batch.token_begin[static_cast<std::size_t>(home_of(exchange))] + begin;
+  expect(static_cast<std::int64_t>(out.size()) == (end - begin) * batch.hidden,
+         fmt::format("rank {}: {} elements came home", rank, out.size()));
+  for (std::int64_t t = 0; t < end - begin; ++t) {
+    const std::int64_t token = first + t;
     for (std::int64_t h = 0; h < batch.hidden; ++h) {
       const T want = exchange.config().effective_reduction() == Reduction::by_token
                          ? dense_by_token<T>(batch, token, h)
@@ -117,11 +136,11 @@ inline ExchangeConfig config_for(const Batch& batch, DType dtype = DType::bf16) 
 // plan, dispatch, experts, combine; returns out of this rank.
 template <typename T>
 std::vector<T> run_layer(Exchange& exchange, const Batch& batch) {
-  const int rank = exchange.rank();
+  const int home = home_of(exchange);
   Plan plan = exchange.make_plan();
-  exchange.plan(batch.routing_of(rank), plan);
-  std::vector<T> x = tokens_of<T>(batch, rank);
-  std::vector<T> out(x.size());
+  exchange.plan(batch.routing_of(home), plan);
+  std::vector<T> x = tokens_of<T>(batch, home);
+  std::vector<T> out(static_cast<std::size_t>(plan.home_tokens() * batch.hidden));
   const Received received = exchange.dispatch(plan, view(x, batch.hidden));
   const TensorView y = exchange.combine_input(plan);
   apply_experts<T>(exchange, received, y);
