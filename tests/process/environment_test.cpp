@@ -145,12 +145,15 @@ void run_a_layer(Group& group, int ranks) {
   run_and_verify<Bf16>(group, batch, config_for(batch));
 }
 
-TEST(FromEnvironment, RanksMeetOverEitherSocketAndMayMeetAgain) {
+TEST(FromEnvironment, RanksMeetOverEitherSocketAgainAndInPairs) {
   for (const Variables& variables : {same_host(), tcp()}) {
     const auto ends = launch({2, 0, 3, 1}, 4, variables, [](int) {
       for (int round = 0; round < 3; ++round) {
         Group group = Group::from_environment(Seconds(20));
         run_a_layer(group, 4);
+        const std::vector<int> pair = group.rank() < 2 ? std::vector{0, 1} : std::vector{3, 2};
+        Group half = group.subgroup(pair, Seconds(20));
+        run_a_layer(half, 2);
       }
     });
     EXPECT_THAT(ends, Each("done"));
