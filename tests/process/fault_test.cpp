@@ -1,4 +1,5 @@
-// Ranks as processes that are killed or stopped at every stage: survivors name the rank in time.
+// Ranks as processes that are killed, stopped or late at every stage, or never start: survivors name
+// the rank in time, and go on in a group of their own.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -13,6 +14,7 @@
 
 #include "exchange/config.hpp"
 #include "fabric/faulty/fabric.hpp"
+#include "group/state.hpp"
 #include "support/doorbell.hpp"
 #include "support/layer.hpp"
 #include "support/shared.hpp"
@@ -23,14 +25,16 @@ namespace {
 using layout::Channel;
 constexpr int kRanks = 4;
 constexpr int kVictim = 2;
-constexpr Seconds kDeadline{1.5};
+constexpr Seconds kDeadline{1.0};
+
+constexpr int kLate = 0;  // in place of a signal: sleeps until the others have given up
 
 enum class When { before_first, in_the_middle, after_last };
 
 struct Case {
   Channel channel;
   When when;
-  int signal;          // SIGKILL or SIGSTOP
+  int signal;          // SIGKILL, SIGSTOP or kLate
   int late_rank = -1;  // enters its wait for the victim later than others wait for it
 };
 
@@ -43,6 +47,7 @@ struct Report {
     int peer;
     double seconds;  // from the fault to the error
     bool failed;
+    bool went_on;  // with the other survivors
     char what[256];
   };
   std::array<Rank, kRanks> ranks;
@@ -52,22 +57,44 @@ struct Report {
 
 double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
-FaultScript strike_at(const Case& c, Report& report) {
-  const auto strike = [signal = c.signal, &report] {
-    report.struck = now();
+void strike(int signal, Report& report) {
+  report.struck = now();
+  if (signal == kLate) {
+    std::this_thread::sleep_for(kDeadline + Seconds(1));
+  } else {
     raise(signal);
-  };
+  }
+}
+
+// A new exchange over the ranks that are left, in the same processes, and a layer through it.
+void go_on(const Group& group, Report& report) {
+  std::vector<int> survivors;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank != kVictim) survivors.push_back(rank);
+  }
+  Group rest = group.subgroup(survivors);
+  const Batch batch = make_batch(24, rest.size(), 8, 2, 16, 24);
+  run_and_verify<Bf16>(rest, batch, config_for(batch));
+  report.ranks[static_cast<std::size_t>(group.rank())].went_on = true;
+}
+
+// A stopped rank would stay for ever: the last survivor ends it.
+void finish(int signal, Report& report) {
+  if (++report.finished == kRanks - 1 && signal == SIGSTOP) kill(report.victim, SIGKILL);
+}
+
+FaultScript strike_at(const Case& c, Report& report) {
   // Step 3 of kRanks signals a step: signals 2*kRanks .. 3*kRanks-1 of the channel.
   constexpr std::uint64_t kFirst = 2 * kRanks;
   FaultScript script;
   if (c.when == When::after_last) {
-    script.after = [=](const SignalEvent& e) {
-      if (e.channel == c.channel && e.ordinal == kFirst + kRanks - 1) strike();
+    script.after = [=, &report](const SignalEvent& e) {
+      if (e.channel == c.channel && e.ordinal == kFirst + kRanks - 1) strike(c.signal, report);
     };
   } else {
-    script.before = [=](const SignalEvent& e) {
+    script.before = [=, &report](const SignalEvent& e) {
       const std::uint64_t at = c.when == When::before_first ? kFirst : kFirst + kRanks / 2;
-      if (e.channel == c.channel && e.ordinal == at) strike();
+      if (e.channel == c.channel && e.ordinal == at) strike(c.signal, report);
       return true;
     };
   }
@@ -113,8 +140,24 @@ void survive(Group& group, const Batch& batch, const ExchangeConfig& config, con
       mine.failed = again.peer() == mine.peer && again.code() == mine.code;
     }
   }
-  // A stopped rank would stay for ever: the last survivor ends it.
-  if (++report.finished == kRanks - 1) kill(report.victim, SIGKILL);
+  if (group.rank() == kVictim) return;  // it was late, and is told so
+  go_on(group, report);
+  finish(c.signal, report);
+}
+
+// Every survivor named the victim, in time, and went on without it.
+void expect_named(const Report& report, int signal) {
+  EXPECT_EQ(report.finished, kRanks - 1);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    const Report::Rank& r = report.ranks[static_cast<std::size_t>(rank)];
+    SCOPED_TRACE(fmt::format("rank {}: {}", rank, r.what));
+    EXPECT_TRUE(r.failed);
+    EXPECT_EQ(r.peer, kVictim);
+    EXPECT_EQ(r.code, signal == SIGKILL ? ErrorCode::peer_failed : ErrorCode::timeout);
+    EXPECT_LT(r.seconds, kDeadline.count() + 1.0);
+    EXPECT_TRUE(r.went_on);
+  }
 }
 
 void expect_survivors_name_the_victim(const Case& c) {
@@ -125,18 +168,20 @@ void expect_survivors_name_the_victim(const Case& c) {
   try {
     run_processes(kRanks, [&](Group& group) { survive(group, batch, config, c, *report); },
                   {.deadline = kDeadline});
+    EXPECT_EQ(c.signal, kLate);  // only then have all ranks ended by themselves
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::peer_failed) << error.what();
   }
-  EXPECT_EQ(report->finished, kRanks - 1);
+  expect_named(*report, c.signal);
+  if (c.signal == kLate) {
+    const Report::Rank& late = report->ranks[kVictim];
+    EXPECT_TRUE(late.failed && late.code == ErrorCode::timeout && late.peer == kVictim)
+        << late.what;
+  }
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == kVictim) continue;
     const Report::Rank& r = report->ranks[static_cast<std::size_t>(rank)];
     SCOPED_TRACE(fmt::format("rank {}: {}", rank, r.what));
-    EXPECT_TRUE(r.failed);
-    EXPECT_EQ(r.peer, kVictim);
-    EXPECT_EQ(r.code, c.signal == SIGKILL ? ErrorCode::peer_failed : ErrorCode::timeout);
-    EXPECT_LT(r.seconds, kDeadline.count() + 1.0);
     // The stage is where the victim was missed: never before the one it was struck in.
     const Stage earliest = c.channel == Channel::counts     ? Stage::plan
                            : c.channel == Channel::dispatch ? Stage::dispatch_recv
@@ -153,17 +198,21 @@ TEST_P(FaultAt, EverySurvivorNamesTheRankWithinTheDeadline) {
   expect_survivors_name_the_victim(GetParam());
 }
 
+std::string signal_name(int signal) {
+  return signal == SIGKILL ? "Killed" : signal == SIGSTOP ? "Stopped" : "Late";
+}
+
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   constexpr const char* kChannels[] = {"Counts", "Dispatch", "Combine"};
   constexpr const char* kWhen[] = {"BeforeTheFirst", "InTheMiddle", "AfterTheLast"};
-  return fmt::format("{}{}{}", info.param.signal == SIGKILL ? "Killed" : "Stopped",
+  return fmt::format("{}{}{}", signal_name(info.param.signal),
                      kWhen[static_cast<int>(info.param.when)],
                      kChannels[static_cast<int>(info.param.channel)]);
 }
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const int signal : {SIGKILL, SIGSTOP}) {
+  for (const int signal : {SIGKILL, SIGSTOP, kLate}) {
     for (const Channel channel : {Channel::counts, Channel::dispatch, Channel::combine}) {
       for (const When when : {When::before_first, When::in_the_middle, When::after_last}) {
         cases.push_back({channel, when, signal});
@@ -181,27 +230,86 @@ TEST(Fault, AWaitThatBeganEarlierNamesTheRankAtTheRootAndNotTheOneItWaitsFor) {
   expect_survivors_name_the_victim({Channel::dispatch, When::in_the_middle, SIGSTOP, 1});
 }
 
-TEST(FaultAtStartUp, ARankThatDiesBeforeItsExchangeIsNamedAtOnce) {
+// Where start-up is when it strikes.
+enum class StartUp { before_all, before_windows, after_windows };
+
+struct StartUpCase {
+  StartUp at;
+  int signal;
+};
+
+void survive_start_up(Group& group, const StartUpCase& c, Report& report) {
   const Batch batch = make_batch(24, kRanks, 8, 2, 16, 22);
-  const Shared<Report> report;
-  EXPECT_THROW(run_processes(kRanks,
-                             [&](Group& group) {
-                               if (group.rank() == kVictim) raise(SIGKILL);
-                               try {
-                                 const Exchange exchange(group, config_for(batch));
-                               } catch (const Error& error) {
-                                 Report::Rank& mine =
-                                     report->ranks[static_cast<std::size_t>(group.rank())];
-                                 mine.peer = error.peer();
-                                 mine.code = error.code();
-                               }
-                             }),
-               Error);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank == kVictim) continue;
-    EXPECT_EQ(report->ranks[static_cast<std::size_t>(rank)].peer, kVictim);
-    EXPECT_EQ(report->ranks[static_cast<std::size_t>(rank)].code, ErrorCode::peer_failed);
+  ExchangeConfig config = config_for(batch);
+  config.deadline = kDeadline;
+  if (group.rank() == kVictim) {
+    report.victim = getpid();
+    if (c.at == StartUp::before_all) strike(c.signal, report);
+    detail::GroupState& state = group.state();
+    state.connect = [&, real = state.connect](const Group& of, const WindowRequest& request) {
+      if (c.at == StartUp::before_windows) strike(c.signal, report);
+      std::unique_ptr<Fabric> fabric = real(of, request);
+      if (c.at == StartUp::after_windows) strike(c.signal, report);
+      return fabric;
+    };
   }
+  Report::Rank& mine = report.ranks[static_cast<std::size_t>(group.rank())];
+  try {
+    const Exchange exchange(group, config);
+  } catch (const Error& error) {
+    mine.seconds = now() - report.struck;
+    mine.peer = error.peer();
+    mine.code = error.code();
+    mine.failed = true;
+    std::snprintf(mine.what, sizeof(mine.what), "%s", error.what());
+  }
+  if (group.rank() == kVictim) return;
+  go_on(group, report);
+  finish(c.signal, report);
+}
+
+class FaultAtStartUp : public ::testing::TestWithParam<StartUpCase> {};
+
+TEST_P(FaultAtStartUp, EverySurvivorNamesTheRankWithinTheDeadline) {
+  const StartUpCase& c = GetParam();
+  const Shared<Report> report;
+  try {
+    run_processes(kRanks, [&](Group& group) { survive_start_up(group, c, *report); },
+                  {.deadline = kDeadline});
+    EXPECT_EQ(c.signal, kLate);
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.code() == ErrorCode::peer_failed) << error.what();
+  }
+  expect_named(*report, c.signal);
+}
+
+std::string start_up_name(const ::testing::TestParamInfo<StartUpCase>& info) {
+  constexpr const char* kAt[] = {"BeforeAll", "BeforeWindows", "AfterWindows"};
+  return signal_name(info.param.signal) + kAt[static_cast<int>(info.param.at)];
+}
+
+std::vector<StartUpCase> start_up_cases() {
+  std::vector<StartUpCase> cases;
+  for (const int signal : {SIGKILL, SIGSTOP, kLate}) {
+    for (const StartUp at :
+         {StartUp::before_all, StartUp::before_windows, StartUp::after_windows}) {
+      cases.push_back({at, signal});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, FaultAtStartUp, ::testing::ValuesIn(start_up_cases()),
+                         start_up_name);
+
+// A rank that returns without its exchange, which a launcher cannot tell from one it never started.
+TEST(FaultAtStartUp, ARankThatLeavesIsNamedAtOnce) {
+  const Shared<Report> report;
+  run_processes(kRanks, [&](Group& group) {
+    report->struck = now();
+    if (group.rank() != kVictim) survive_start_up(group, {StartUp::before_all, kLate}, *report);
+  });
+  expect_named(*report, SIGKILL);
 }
 
 std::size_t entries_of(const char* folder) {
