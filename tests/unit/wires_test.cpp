@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "support/layer.hpp"
+#include "support/expected.hpp"
 #include "unit/format/rows.hpp"
 
 namespace wherry::test {
@@ -12,111 +12,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Rows in a wire format with the plane of their scales.
-struct Wired {
-  WireFormat format;
-  std::vector<std::byte> payload;
-  std::vector<std::byte> scales;
-
-  [[nodiscard]] ConstTensorView view(std::int64_t rows) const {
-    const bool quantised = format.quantised();
-    ConstTensorView v;
-    v.data = payload.data();
-    v.dtype = quantised ? DType::raw : DType::bf16;
-    v.rows = rows;
-    v.cols = quantised ? format.payload_bytes : format.hidden;
-    return v;
-  }
-};
-
-template <typename T>
-Wired wired(const WireFormat& format, std::vector<T>& x) {
-  const auto rows = static_cast<std::int64_t>(x.size()) / format.hidden;
-  Wired result{format, {}, {}};
-  result.payload.resize(static_cast<std::size_t>(rows * format.payload_bytes));
-  result.scales.resize(static_cast<std::size_t>(scale_plane_bytes(format, rows)));
-  if (rows == 0) return result;
-  quantize(format, view(x, format.hidden),
-           {result.payload.data(), result.scales.data(), rows, format.payload_bytes});
-  return result;
-}
-
-// What x is worth after it has travelled, in elements of `To`.
-template <typename To, typename T>
-std::vector<To> after_travel(WireFormat format, std::vector<T> x) {
-  const Wired there = wired(format, x);
-  std::vector<To> back(x.size());
-  if (x.empty()) return back;
-  const auto rows = static_cast<std::int64_t>(x.size()) / format.hidden;
-  format.dtype = Codec<To>::dtype;
-  dequantize(format, {there.payload.data(), there.scales.data(), rows, format.payload_bytes},
-             view(back, format.hidden));
-  return back;
-}
-
-template <typename T>
-std::vector<T> row_of(const Batch& batch, std::int64_t token) {
-  std::vector<T> row(static_cast<std::size_t>(batch.hidden));
-  for (std::size_t h = 0; h < row.size(); ++h) {
-    row[h] = token_value<T>(token, static_cast<std::int64_t>(h));
-  }
-  return row;
-}
-template <typename T>
-std::vector<T> rounded(const std::vector<float>& values) {
-  std::vector<T> row(values.size());
-  for (std::size_t h = 0; h < row.size(); ++h) row[h] = Codec<T>::store(values[h]);
-  return row;
-}
-
-// The layer by its definition, one token: what each expert gets is the token after its travel, what
-// is summed are results (by_token) or sums of a rank (by_rank) after theirs, unrounded.
-template <typename T>
-std::vector<T> dense(const Exchange& exchange, const Batch& batch, std::int64_t token) {
-  const ExchangeConfig& config = exchange.config();
-  const auto hidden = static_cast<std::size_t>(batch.hidden);
-  const std::vector<T> x = after_travel<T>(
-      wire_format(config.dispatch_wire, config.dtype, batch.hidden), row_of<T>(batch, token));
-  const auto result_of = [&](int expert) {
-    std::vector<T> y(x);
-    for (T& value : y) value = expert_value<T>(expert, value);
-    return y;
-  };
-  const auto rank_of = [&](int expert) {
-    const Placement& placement = exchange.placement();
-    return placement.slot_to_rank()[static_cast<std::size_t>(placement.slots_of(expert)[0])];
-  };
-  const bool by_token = config.effective_reduction() == Reduction::by_token;
-  std::vector<float> total(hidden, 0.0F);
-  for (int rank = 0; rank < (by_token ? 1 : exchange.size()); ++rank) {
-    std::vector<float> acc(hidden, 0.0F);
-    bool any = false;
-    for (int k = 0; k < batch.topk; ++k) {
-      const auto at = static_cast<std::size_t>(token * batch.topk + k);
-      if (batch.ids[at] < 0 || (!by_token && rank_of(batch.ids[at]) != rank)) continue;
-      any = true;
-      std::vector<float> y;
-      for (const T value : result_of(batch.ids[at])) y.push_back(Codec<T>::load(value));
-      if (by_token) {  // the expert rounded to T: that is what is converted
-        const auto format = wire_format(config.combine_wire, config.dtype, batch.hidden);
-        y = after_travel<float>(format, result_of(batch.ids[at]));
-      }
-      for (std::size_t h = 0; h < hidden; ++h) acc[h] = std::fma(batch.weights[at], y[h], acc[h]);
-    }
-    if (by_token) {
-      total = acc;
-    } else if (any && config.layout == Layout::tokens) {  // the caller has summed, and rounded to T
-      const auto format = wire_format(config.combine_wire, config.dtype, batch.hidden);
-      const auto home = after_travel<float>(format, rounded<T>(acc));
-      for (std::size_t h = 0; h < hidden; ++h) total[h] += home[h];
-    } else if (any) {
-      const Wire wire =
-          config.combine_wire == Wire::same ? wire_named(name(config.dtype)) : config.combine_wire;
-      const auto home = after_travel<float>(wire_format(wire, DType::f32, batch.hidden), acc);
-      for (std::size_t h = 0; h < hidden; ++h) total[h] += home[h];
-    }
-  }
-  return rounded<T>(total);
+// Rows that are converted already, as dispatch takes them.
+ConstTensorView view_of(const Wired& rows, std::int64_t count) {
+  const bool quantised = rows.format.quantised();
+  return {rows.payload.data(), quantised ? DType::raw : DType::bf16, count,
+          quantised ? rows.format.payload_bytes : rows.format.hidden};
 }
 
 // The scales of one received row, as quantize_row() lays them out.
@@ -195,9 +95,13 @@ void run_and_verify_wired(Group& group, const Batch& batch, ExchangeConfig confi
   expect(received.rows.dtype == Codec<T>::dtype && received.scales == nullptr, "converted back");
   apply_experts<T>(exchange, received, view(y, batch.hidden));
   exchange.combine(plan, view(y, batch.hidden), view(out, batch.hidden));
+  const auto expert_of = [&](int slot) {
+    return exchange.placement().slot_to_expert()[static_cast<std::size_t>(slot)];
+  };
   for (std::int64_t t = 0; t < batch.tokens_of(rank); ++t) {
     const std::int64_t token = batch.token_begin[static_cast<std::size_t>(rank)] + t;
-    const std::vector<T> want = dense<T>(exchange, batch, token);
+    const std::vector<T> want = Expected<T>(config, row_of<T>(batch, token))
+                                    .sums(choices_of(config, plan.to_host(), t, expert_of));
     const std::span got(out.data() + t * batch.hidden, want.size());
     expect(std::ranges::equal(std::as_bytes(std::span(want)), std::as_bytes(got)),
            fmt::format("rank {}, token {} differs", rank, token));
@@ -279,7 +183,7 @@ TEST_P(EveryWire, PassesThroughRowsThatTheCallerHasConverted) {
     std::vector<Bf16> x = tokens_of<Bf16>(batch, group.rank());
     const auto format = wire_format(GetParam(), DType::bf16, 200, ScaleLayout::column_major);
     const Wired converted = wired(format, x);
-    const Received r = exchange.dispatch(plan, converted.view(plan.tokens()),
+    const Received r = exchange.dispatch(plan, view_of(converted, plan.tokens()),
                                          {.x_scales = converted.scales.data()});
     expect_converted_rows<Bf16>(exchange, batch, r);
   });
@@ -419,7 +323,7 @@ TEST(Wires, WhatDoesNotFitIsRefusedWithWhatIsAllowed) {
                         std::vector<Bf16> x = tokens_of<Bf16>(batch, 0);
                         const Wired w =
                             wired(wire_format(Wire::e4m3_block128, DType::bf16, 200), x);
-                        static_cast<void>(exchange.dispatch(plan, w.view(5)));
+                        static_cast<void>(exchange.dispatch(plan, view_of(w, 5)));
                       }),
               HasSubstr("x_scales is null"));
   EXPECT_THAT(refusal(ErrorCode::bad_argument, config, batch,
