@@ -149,7 +149,8 @@ struct DispatchOptions {
   // x is in dispatch_wire already: of the dtype and shape that Received::rows would have, with its
   // scales, as quantize() leaves them, in a plane of plan.tokens() rows in config.scale_layout.
   const void* x_scales = nullptr;
-  // One fp32 per (token, k), [tokens, topk], that travels with the row (a weight, a gradient).
+  // One fp32 per (token, k), [tokens, topk], that travels with the row (a weight, a gradient). All
+  // ranks that have tokens give them, or none does.
   const float* row_scalars = nullptr;
 };
 struct CombineOptions {

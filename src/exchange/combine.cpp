@@ -63,7 +63,7 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
                "no finished dispatch of this plan waits for its combine");
   s.check_tensor(Stage::combine_send, g->step, "y", y, s.plain(s.payload_rows(*g)));
   s.check_tensor(Stage::combine_send, g->step, "out", out, s.plain(plan.home_tokens()));
-  if (options.addend.data != nullptr) {
+  if (is_given(options.addend)) {
     s.check_tensor(Stage::combine_send, g->step, "addend", options.addend,
                    s.plain(plan.home_tokens()));
   }
@@ -81,7 +81,8 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
                  [&](auto begin, auto end) { s.kernels->combine_send(send, begin, end); });
   }
   std::fill(s.signal_counts.begin(), s.signal_counts.end(),
-            static_cast<std::uint32_t>(s.payload_rows(*g)));
+            static_cast<std::uint32_t>(s.payload_rows(*g)) |
+                (options.row_scalars != nullptr ? layout::kWithScalars : 0));
   ++g->combine_epoch;
   s.window.signal_all({Channel::combine, index, g->combine_epoch}, s.signal_counts);
 
@@ -110,6 +111,7 @@ void Exchange::CombineHandle::finish() {
   s.window.wait_all({Channel::combine, s.generation_of(step_), g.combine_epoch},
                     {Stage::combine_recv, step_}, s.signal_counts);
   const kernels::CombineRecv recv = g.pending;
+  if (recv.scalars_out != nullptr) s.check_scalars_home(g);
   const kernels::Moved moved = s.split(recv.plan.tokens, [&](auto begin, auto end) {
     return s.kernels->combine_recv(recv, begin, end);
   });
@@ -118,6 +120,22 @@ void Exchange::CombineHandle::finish() {
   s.traffic.combine_bytes += moved.rows * result_bytes;
   s.traffic.combine_link_bytes += moved.link_rows * result_bytes;
   g.phase = Phase::combined;
+}
+
+void Exchange::State::check_scalars_home(const Generation& g) {
+  const kernels::PlanArrays& plan = g.pending.plan;
+  for (std::int64_t at = 0; at < plan.tokens * plan.topk; ++at) {
+    const std::int32_t peer = plan.dest[at];
+    if (plan.row[at] < 0 ||
+        (signal_counts[static_cast<std::size_t>(peer)] & layout::kWithScalars) != 0) {
+      continue;
+    }
+    end(ErrorCode::misuse, {Stage::combine_recv, rank, peer}, g.step,
+        fmt::format(
+            "step {}: rank {} wants scalars_out, but rank {} gave no row_scalars; give them "
+            "on all ranks or on none",
+            g.step, rank, peer));
+  }
 }
 
 void Exchange::combine(const Plan& plan, ConstTensorView y, TensorView out,

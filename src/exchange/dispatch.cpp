@@ -30,7 +30,7 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
     s.refuse(Stage::dispatch_send, s.steps + 1,
              fmt::format("x is {} already, but x_scales is null", name(s.mode.dispatch_wire.wire)));
   }
-  if (options.out.data != nullptr) s.check_out(options.out, plan.to_host());
+  if (is_given(options.out)) s.check_out(options.out, plan.to_host());
   Generation& g = s.enter(Stage::dispatch_send, false);
   const std::uint64_t index = s.generation_of(g.step);
   const PlanData& data = plan.to_host();
@@ -56,7 +56,8 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   s.traffic.dispatch_link_bytes += moved.link_rows * row_bytes;
 
   for (std::size_t peer = 0; peer < rows_to.size(); ++peer) {
-    s.signal_counts[peer] = static_cast<std::uint32_t>(rows_to[peer]);
+    s.signal_counts[peer] = static_cast<std::uint32_t>(rows_to[peer]) |
+                            (options.row_scalars != nullptr ? layout::kWithScalars : 0);
   }
   ++g.dispatch_epoch;
   s.window.signal_all({Channel::dispatch, index, g.dispatch_epoch}, s.signal_counts);
@@ -67,7 +68,6 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
   g.slot_begin = data.slot_begin;
   g.payload_rows_from = s.mode.sends_token_rows() ? data.token_rows_from : data.rows_from;
   g.token_rows = data.token_rows_received;
-  g.has_scalars = options.row_scalars != nullptr;
   g.out = options.out;
   DispatchHandle handle;
   handle.state_ = &s;
@@ -83,14 +83,7 @@ Received Exchange::DispatchHandle::finish() {
   const std::uint64_t index = s.generation_of(step_);
   s.window.wait_all({Channel::dispatch, index, g.dispatch_epoch}, {Stage::dispatch_recv, step_},
                     s.signal_counts);
-  for (int peer = 0; peer < s.size; ++peer) {
-    const auto at = static_cast<std::size_t>(peer);
-    WHERRY_CHECK(s.signal_counts[at] == g.payload_rows_from[at], ErrorCode::misuse,
-                 (Error::Where{Stage::dispatch_recv, s.rank, peer}),
-                 "step {}: rank {} sent {} rows, the plan says {}; do all ranks dispatch with the "
-                 "same plan?",
-                 step_, peer, s.signal_counts[at], g.payload_rows_from[at]);
-  }
+  s.check_arrivals(g);
   if (s.config.layout == Layout::tokens) {
     g.choices.resize(static_cast<std::size_t>(g.token_rows * s.config.topk));
     g.gather.resize(static_cast<std::size_t>(g.slot_begin.back()));
@@ -99,7 +92,7 @@ Received Exchange::DispatchHandle::finish() {
                             s.config.topk, g.choices.data(), g.gather.data()});
   g.phase = Phase::received;
   Received received = s.received_view(g);
-  if (g.out.data != nullptr) {
+  if (is_given(g.out)) {
     g.out.rows = received.rows.rows;
     s.fill_out(g, received);
     received.rows = g.out;
@@ -108,6 +101,32 @@ Received Exchange::DispatchHandle::finish() {
     received.scale_rows = 0;
   }
   return received;
+}
+
+void Exchange::State::check_arrivals(Generation& g) {
+  int with = -1;
+  int without = -1;
+  for (int peer = 0; peer < size; ++peer) {
+    const auto at = static_cast<std::size_t>(peer);
+    const std::uint32_t rows = signal_counts[at] & ~layout::kWithScalars;
+    if (rows != g.payload_rows_from[at]) {
+      end(ErrorCode::misuse, {Stage::dispatch_recv, rank, peer}, g.step,
+          fmt::format("step {}: rank {} sent {} rows, the plan says {}; do all ranks dispatch with "
+                      "the same plan?",
+                      g.step, peer, rows, g.payload_rows_from[at]));
+    }
+    const bool scalars = (signal_counts[at] & layout::kWithScalars) != 0;
+    if (scalars) with = peer;
+    // A rank without tokens may have no memory to point at.
+    if (!scalars && rows > 0) without = peer;
+  }
+  if (with >= 0 && without >= 0) {
+    end(ErrorCode::misuse, {Stage::dispatch_recv, rank, without}, g.step,
+        fmt::format("step {}: rank {} gave row_scalars, rank {} did not; give them on all ranks or "
+                    "on none",
+                    g.step, with, without));
+  }
+  g.has_scalars = with >= 0;
 }
 
 Received Exchange::dispatch(const Plan& plan, ConstTensorView x, const DispatchOptions& options) {

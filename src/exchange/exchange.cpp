@@ -277,9 +277,14 @@ void Exchange::State::check() const {
   if (const auto fault = window.fault()) throw *fault;
 }
 
+void Exchange::State::end(ErrorCode code, const Error::Where& where, std::uint64_t step,
+                          const std::string& problem) {
+  window.raise(code, where.stage, where.peer >= 0 ? where.peer : rank, step);
+  throw Error(code, where, problem);
+}
+
 void Exchange::State::refuse(Stage stage, std::uint64_t step, const std::string& problem) {
-  window.raise(ErrorCode::bad_argument, stage, rank, step);
-  throw Error(ErrorCode::bad_argument, {stage, rank, -1}, problem);
+  end(ErrorCode::bad_argument, where(stage, rank), step, problem);
 }
 
 kernels::Windows Exchange::State::windows(std::uint64_t generation) const noexcept {
@@ -331,6 +336,7 @@ void Exchange::State::check_out(const TensorView& out, const PlanData& plan) {
            fmt::format("out is {} [{}, {}]; this call needs {} [at least {}, {}]", name(out.dtype),
                        out.rows, out.cols, name(config.dtype), rows, config.hidden));
   }
+  if (rows > 0 && out.data == nullptr) refuse(Stage::dispatch_send, steps + 1, "out is null");
 }
 
 Generation* Exchange::State::oldest_uncombined(std::uint64_t plan_serial) noexcept {

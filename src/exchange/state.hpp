@@ -60,6 +60,12 @@ struct Generation {
           plan.repeat.data() + at};
 }
 
+// Whether an optional tensor was given: without rows it may have no memory to point at.
+template <typename Pointer>
+[[nodiscard]] bool is_given(const BasicTensorView<Pointer>& tensor) noexcept {
+  return tensor.data != nullptr || tensor.cols != 0;
+}
+
 // Where an exchange lies in a window that it shares; by default it maps one of its own.
 struct Share {
   std::shared_ptr<MappedWindow> mapped = nullptr;
@@ -95,7 +101,10 @@ struct Exchange::State {
 
   // Throws the sticky first cause, if any.
   void check() const;
-  // Throws, after telling all ranks: a mistake only this rank may have made would leave them waiting.
+  // Throws, after telling all ranks: they would wait for this one.
+  [[noreturn]] void end(ErrorCode code, const Error::Where& where, std::uint64_t step,
+                        const std::string& problem);
+  // The same for a wrong argument, which only this rank may have.
   [[noreturn]] void refuse(Stage stage, std::uint64_t step, const std::string& problem);
 
   [[nodiscard]] std::uint64_t generation_of(std::uint64_t step) const noexcept {
@@ -167,6 +176,10 @@ struct Exchange::State {
     }
   }
 
+  // Holds what has arrived (signal_counts) against the plan, and learns whether scalars came along.
+  void check_arrivals(Generation& g);
+  // Throws unless every rank that has rows of this rank's tokens has sent their scalars home.
+  void check_scalars_home(const Generation& g);
   void check_out(const TensorView& out, const PlanData& plan);
   [[nodiscard]] Generation* oldest_uncombined(std::uint64_t plan_serial) noexcept;
   [[nodiscard]] Received received_view(const Generation& generation) const;

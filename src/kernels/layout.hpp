@@ -64,6 +64,10 @@ static_assert(sizeof(SignalWord) <= kSignalStride);
   return static_cast<std::uint32_t>(word);
 }
 
+// In the count of a dispatch or combine: a scalar for each row has come along. Rows are numbered in 31
+// bits, so the bit is free.
+inline constexpr std::uint32_t kWithScalars = 0x80000000U;
+
 // What a peer tells this rank, one word per (channel, generation, peer).
 enum class Channel : std::uint32_t {
   counts,    // its counts for plan p are in `counts`; kCountGenerations generations

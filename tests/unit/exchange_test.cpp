@@ -346,6 +346,63 @@ TEST(Exchange, RowScalarsTravelOutAndHome) {
   }
 }
 
+// A rank without tokens has no memory to point at, and still sends home the scalars of its rows.
+TEST(Exchange, RowScalarsTravelThroughRanksWithoutTokens) {
+  Batch batch = make_batch(15, 3, 6, 2, 8, 15);
+  batch.token_begin = {0, 15, 15, 15};
+  run_threads(3, [&](Group& group) {
+    Exchange exchange(group, config_for(batch));
+    Plan plan = exchange.make_plan();
+    const Routing routing = batch.routing_of(group.rank());
+    const bool empty = routing.tokens == 0;
+    exchange.plan(routing, plan);
+    std::vector<Bf16> x = tokens_of<Bf16>(batch, group.rank());
+    std::vector<Bf16> out(x.size());
+    const Received r =
+        exchange.dispatch(plan, view(x, 8), {.row_scalars = empty ? nullptr : routing.weights});
+    std::vector<float> home(static_cast<std::size_t>(routing.tokens * routing.topk), -1.0F);
+    const TensorView y = exchange.combine_input(plan);
+    apply_experts<Bf16>(exchange, r, y);
+    exchange.combine(plan, y, view(out, 8),
+                     {.row_scalars = r.row_scalars.data(), .scalars_out = home.data()});
+    for (std::size_t i = 0; i < home.size(); ++i)
+      expect(home[i] == routing.weights[i], "a scalar went astray");
+  });
+}
+
+TEST(Exchange, RowScalarsOfSomeRanksOnlyEndTheStepOnAllOfThem) {
+  const Batch batch = make_batch(15, 3, 6, 2, 8, 15);
+  for (const bool homewards : {false, true}) {
+    std::atomic<int> errors{0};
+    run_threads(3, [&](Group& group) {
+      Exchange exchange(group, config_for(batch));
+      Plan plan = exchange.make_plan();
+      const Routing routing = batch.routing_of(group.rank());
+      exchange.plan(routing, plan);
+      std::vector<Bf16> x = tokens_of<Bf16>(batch, group.rank());
+      std::vector<Bf16> out(x.size());
+      std::vector<float> home(static_cast<std::size_t>(routing.tokens * routing.topk));
+      const bool silent = group.rank() == 1;
+      try {
+        const Received r = exchange.dispatch(
+            plan, view(x, 8), {.row_scalars = silent && !homewards ? nullptr : routing.weights});
+        const TensorView y = exchange.combine_input(plan);
+        apply_experts<Bf16>(exchange, r, y);
+        exchange.combine(
+            plan, y, view(out, 8),
+            {.row_scalars = silent ? nullptr : r.row_scalars.data(), .scalars_out = home.data()});
+        group.barrier();  // the others have found out by then
+        exchange.check();
+      } catch (const Error& error) {
+        expect(error.code() == ErrorCode::misuse && error.peer() == 1, error.what());
+        ++errors;
+        group.barrier();
+      }
+    });
+    EXPECT_EQ(errors, 3);
+  }
+}
+
 TEST(Exchange, TheAddendIsTheLastTermBeforeTheOneRounding) {
   const Batch batch = make_batch(7, 2, 4, 2, 8, 16);
   run_threads(2, [&](Group& group) {
