@@ -4,12 +4,13 @@
 JOBS ?= $(shell nproc)
 BUILD := build
 
-.PHONY: help demo test test-all mutants bench format lint clean build setup-build setup-test setup-bench
+.PHONY: help demo test test-all soak mutants bench format lint clean build setup-build setup-test setup-bench
 
 help:
 	@echo "make demo      install what is missing, build, and run an MoE layer over four processes"
 	@echo "make test      the same set-up, then every test this machine can run"
 	@echo "make test-all  make test, with the tests that run for many minutes"
+	@echo "make soak      long runs, some 25 minutes: random configurations, ranks that fail, decode; SOAK='--seed 2'"
 	@echo "make mutants   break the source one rule at a time; a test must notice each"
 	@echo "make bench     Wherry and MPI in turns, some ten minutes; writes results/cpu and the tables"
 	@echo "make format    clang-format 19 on every source"
@@ -22,7 +23,6 @@ setup-build:
 
 setup-test:
 	@scripts/install_packages.sh build test
-	@scripts/python_venv.sh
 	@scripts/python_venv.sh
 
 setup-bench:
@@ -43,6 +43,10 @@ test: setup-test
 test-all: setup-test
 	@$(MAKE) --no-print-directory build
 	@scripts/run_tests.sh $(BUILD) -j $(JOBS)
+
+soak: setup-test
+	@$(MAKE) --no-print-directory build
+	$(BUILD)/tests/wherry_soak $(SOAK)
 
 mutants: setup-test
 	@python3 tests/mutants.py
