@@ -28,7 +28,10 @@ class FaultyFabric final : public Fabric {
     event.peer = peer;
     event.epoch = layout::signal_epoch(value);
     event.ordinal = sent_[static_cast<std::size_t>(event.channel)]++;
-    if (script_.before(event)) real_->signal(peer, offset, value);
+    if (script_.before(event)) {
+      script_.deliver(event,
+                      [real = real_, peer, offset, value] { real->signal(peer, offset, value); });
+    }
     script_.after(event);
   }
 
@@ -46,7 +49,7 @@ class FaultyFabric final : public Fabric {
     return event;
   }
 
-  std::unique_ptr<Fabric> real_;
+  std::shared_ptr<Fabric> real_;  // a signal that is delivered late keeps it
   int rank_;
   layout::WindowLayout layout_;
   FaultScript script_;

@@ -22,6 +22,9 @@ struct SignalEvent {
 struct FaultScript {
   // Returns false to drop the signal.
   std::function<bool(const SignalEvent&)> before = [](const SignalEvent&) { return true; };
+  // Sends a signal that was not dropped: now, or later and on another thread.
+  std::function<void(const SignalEvent&, std::function<void()> send)> deliver =
+      [](const SignalEvent&, const std::function<void()>& send) { send(); };
   std::function<void(const SignalEvent&)> after = [](const SignalEvent&) {};
 };
 
