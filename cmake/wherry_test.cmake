@@ -39,6 +39,9 @@ function(wherry_test name)
   endif()
 
   add_executable(${name} ${test_SOURCES})
+  if(WHERRY_SANITIZE)
+    target_compile_definitions(${name} PRIVATE WHERRY_SANITIZED="${WHERRY_SANITIZE}")
+  endif()
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   target_link_libraries(${name} PRIVATE wherry_internal nlohmann_json::nlohmann_json GTest::gmock
                                         GTest::gtest GTest::gmock_main)

@@ -103,12 +103,22 @@ inline std::vector<Setting> pairwise(const std::vector<Setting>& all) {
   return chosen;
 }
 
-inline std::vector<Setting> settings(const std::vector<int>& ranks = {1, 2, 3, 4, 7}) {
-#ifdef WHERRY_FULL_MATRIX
-  return every_setting(ranks);
-#else
-  return pairwise(every_setting(ranks));
+#ifndef WHERRY_SANITIZED
+#define WHERRY_SANITIZED ""
 #endif
+#ifndef WHERRY_FULL_MATRIX
+#define WHERRY_FULL_MATRIX 0
+#endif
+
+inline std::vector<Setting> settings(std::vector<int> ranks = {1, 2, 3, 4, 7}) {
+  constexpr std::string_view kSanitized = WHERRY_SANITIZED;
+  if (!kSanitized.empty()) ranks = {ranks.front(), ranks.back()};  // it is slow
+  std::vector<Setting> all = every_setting(ranks);
+  if (WHERRY_FULL_MATRIX == 0) all = pairwise(all);
+  if (kSanitized == "thread") {  // it follows no fork
+    std::erase_if(all, [](const Setting& s) { return s.processes; });
+  }
+  return all;
 }
 
 // Runs `contract(setting)` in every setting; what it throws fails the test, which says where.

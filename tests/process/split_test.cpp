@@ -37,6 +37,17 @@ TEST(Processes, RunEveryLegalPairAsThreadsDo) {
   }
 }
 
+TEST(Processes, HoldTheSameTokensAsThreadsDo) {
+  const Batch batch = make_batch(40, 2, 5, 2, 16, 34);
+  for (const CombineTo to : {CombineTo::all, CombineTo::share}) {
+    ExchangeConfig config = config_for(batch);
+    config.replicated = 3;
+    config.combine_to = to;
+    EXPECT_NO_THROW(
+        run_processes(6, [&](Group& group) { run_and_verify<Bf16>(group, batch, config); }));
+  }
+}
+
 TEST(Processes, TenThousandStepsUnderRandomDelaysAreBitwiseRight) {
   const Batch batch = make_batch(10, 3, 6, 2, 8, 33);
   for (const int depth : {1, 2}) {
