@@ -64,6 +64,17 @@ MUTANTS = [
     Mutant("unseen_switch", "a rank that did not switch its placement is noticed",
            "src/exchange/exchange.cpp", "header.placement == first_placement,",
            "header.placement == first_placement || peer > 0,", "switch_test"),
+    Mutant("own_replica", "ranks that hold the same tokens agree on the replica of each",
+           "src/plan/count.cpp", "placement.slot_for(static_cast<int>(id), token, source);",
+           "placement.slot_for(static_cast<int>(id), token, rank);", "replicated_test"),
+    Mutant("unlike_routings", "ranks that hold the same tokens must bring the same routing",
+           "src/exchange/exchange.cpp", "header.id == first_of_set.id,", "true,", "replicated_test"),
+    Mutant("lost_scalars", "a rank learns from its peers whether scalars came along",
+           "src/exchange/dispatch.cpp", "g.has_scalars = with >= 0;",
+           "g.has_scalars = with == rank;", "exchange_test"),
+    Mutant("survivors_alone", "a subgroup meets at a place of its own",
+           "src/group/group.cpp", "state_->meeting, list, count));", "state_->meeting, count, count));",
+           "subgroup_test"),
 ]
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
