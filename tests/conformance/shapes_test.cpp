@@ -84,8 +84,8 @@ TEST(Replicas, GiveTheSameResultAsWithoutThem) {
     if (s.form.reduction == Reduction::by_rank) return;
     const Batch batch = batch_of(s.ranks, 128, 8, 24);
     ExchangeConfig config = s.config(batch);
-    std::vector<int> slots;
-    for (int e = 0; e < 128; ++e) slots.push_back(e);
+    std::vector<int> slots(128);
+    std::iota(slots.begin(), slots.end(), 0);
     slots.push_back(5);
     slots.push_back(77);
     std::vector<int> begin;

@@ -33,7 +33,9 @@ inline void delay_signals(Group& group, const ExchangeConfig& config) {
 // makes visible was written before it came here.
 class Reorderer {
  public:
-  explicit Reorderer(unsigned seed) : random_(seed), thread_([this](auto stop) { run(stop); }) {}
+  explicit Reorderer(unsigned seed)
+      : random_(seed),
+        thread_([this](const auto& stop) { run(stop); }) {}
   void add(std::function<void()> send) {
     const std::scoped_lock lock(mutex_);
     waiting_.push_back(std::move(send));

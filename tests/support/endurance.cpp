@@ -22,8 +22,6 @@ namespace wherry::test {
 
 namespace {
 
-using layout::Channel;
-
 // What a process holds.
 struct Held {
   std::int64_t fds = 0;
