@@ -37,6 +37,8 @@ MUTANTS = [
            "return layout::signal_epoch(seen) + 1 >= signal.epoch;", "reuse_test"),
     Mutant("blame_the_nearest", "a survivor blames whom it waits for, not who holds all up",
            "src/exchange/window.cpp", "peer_died ? peer : root_of(peer);", "peer;", "fault_test"),
+    Mutant("keep_quiet", "whoever learns of a fault tells all before it throws",
+           "src/exchange/window.cpp", "  tell_all(word);\n  throw", "  throw", "faults_test"),
     Mutant("reversed_sum", "by_token sums in k order",
            "src/kernels/reference/sum_rows.hpp", "(sum.rows[i])[h]", "(sum.rows[sum.count - 1 - i])[h]",
            "exchange_test"),

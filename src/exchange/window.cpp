@@ -82,7 +82,7 @@ std::uint32_t Window::wait_one(int peer, const Signal& signal, const Place& plac
               beside_[static_cast<std::size_t>(peer)]);
   if (!woken) give_up(peer, signal, place, died);
   if (announced) waiting.store(0, std::memory_order_release);
-  if (!come()) throw fault_error(fault.load(std::memory_order_acquire));
+  if (!come()) fail_with(fault.load(std::memory_order_acquire));
   WHERRY_CHECK(layout::signal_epoch(seen) == signal.epoch, ErrorCode::internal,
                (Error::Where{place.stage, rank_, peer}),
                "step {}: peer {} is at epoch {}, {} was expected", place.step, peer,
@@ -146,10 +146,16 @@ void Window::raise(ErrorCode cause, Stage stage, int blamed, std::uint64_t step)
               .compare_exchange_strong(first, word, std::memory_order_acq_rel)
           ? word
           : first;
+  tell_all(mine);
+}
+
+// Whoever learns of a fault tells all before it throws. A rank that was told and ended, while others
+// were not told yet, would be blamed by those that wait for it.
+void Window::tell_all(std::uint64_t word) const {
   for (int peer = 0; peer < size_; ++peer) {
     std::uint64_t none = 0;
     window_word(base(peer), offsetof(layout::WindowHeader, fault))
-        .compare_exchange_strong(none, mine, std::memory_order_acq_rel);
+        .compare_exchange_strong(none, word, std::memory_order_acq_rel);
     // Whoever falls asleep just now and is missed here looks again after a tick.
     const std::uint64_t record = window_word(base(peer), offsetof(layout::WindowHeader, waiting))
                                      .load(std::memory_order_acquire);
@@ -165,7 +171,13 @@ std::optional<Error> Window::fault() const {
   const std::uint64_t word =
       window_word(own(), offsetof(layout::WindowHeader, fault)).load(std::memory_order_acquire);
   if (word == 0) return std::nullopt;
+  tell_all(word);
   return fault_error(word);
+}
+
+void Window::fail_with(std::uint64_t word) const {
+  tell_all(word);
+  throw fault_error(word);
 }
 
 Error Window::fault_error(std::uint64_t word) const {

@@ -58,13 +58,15 @@ class Window {
   // Ends this exchange everywhere: writes the cause to every window that has none yet.
   void raise(ErrorCode cause, Stage stage, int blamed, std::uint64_t step);
 
-  // The first cause that reached this rank, if any.
+  // The first cause that reached this rank, if any; all ranks have then been told.
   [[nodiscard]] std::optional<Error> fault() const;
 
  private:
   std::uint32_t wait_one(int peer, const Signal& signal, const Place& place,
                          Clock::time_point deadline);
   [[nodiscard]] Error fault_error(std::uint64_t word) const;
+  [[noreturn]] void fail_with(std::uint64_t word) const;
+  void tell_all(std::uint64_t word) const;
   [[nodiscard]] int root_of(int peer) const;
   [[noreturn]] void give_up(int peer, const Signal& signal, const Place& place, bool peer_died);
 
