@@ -9,6 +9,7 @@
 
 #include "progress.hpp"
 #include "support/endurance.hpp"
+#include "support/held.hpp"
 #include "support/random_case.hpp"
 
 namespace wherry::test {
@@ -20,7 +21,9 @@ struct Wanted {
 };
 
 std::string run_configs(std::int64_t count, std::uint64_t seed, const Tell& tell) {
+  Held before;
   for (std::int64_t i = 0; i < count; ++i) {
+    if (i == count / 10) before = held();
     const RandomCase random = random_case(seed * 1'000'000 + static_cast<std::uint64_t>(i));
     try {
       run_case(random);
@@ -29,7 +32,10 @@ std::string run_configs(std::int64_t count, std::uint64_t seed, const Tell& tell
     }
     tell(i + 1);
   }
-  return fmt::format("{} random configurations, every output verified", count);
+  const Held after = held();
+  expect_not_grown(before, after);
+  return fmt::format("{} random configurations, every output verified: {}", count,
+                     growth(before, after));
 }
 
 // Runs one of them unless it is not wanted; false if it failed.

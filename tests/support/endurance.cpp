@@ -7,56 +7,19 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <random>
 #include <thread>
 
 #include "exchange/config.hpp"
 #include "fabric/faulty/fabric.hpp"
 #include "group/state.hpp"
+#include "support/held.hpp"
 #include "support/layer.hpp"
 #include "support/shared.hpp"
 
 namespace wherry::test {
 
 namespace {
-
-// What a process holds.
-struct Held {
-  std::int64_t fds = 0;
-  std::int64_t mappings = 0;
-  std::int64_t anonymous_kib = 0;  // memory of its own; files that are mapped do not count
-};
-
-Held held() {
-  Held h;
-  for ([[maybe_unused]] const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++h.fds;
-  }
-  std::string line;
-  for (std::ifstream maps("/proc/self/maps"); std::getline(maps, line);) ++h.mappings;
-  for (std::ifstream status("/proc/self/status"); std::getline(status, line);) {
-    if (line.starts_with("RssAnon:")) h.anonymous_kib = std::stoll(line.substr(8));
-  }
-  return h;
-}
-
-// An allocator may keep some pages and mappings; a leak of any kind in each round would not fit.
-void expect_not_grown(const Held& before, const Held& after, std::int64_t rounds) {
-  const std::int64_t spare = std::max<std::int64_t>(2048, rounds);  // KiB
-  expect(after.fds == before.fds, fmt::format("fds: {} before, {} after", before.fds, after.fds));
-  expect(after.mappings < before.mappings + 16,
-         fmt::format("mappings: {} before, {} after", before.mappings, after.mappings));
-  expect(after.anonymous_kib < before.anonymous_kib + spare,
-         fmt::format("memory: {} KiB before, {} KiB after", before.anonymous_kib,
-                     after.anonymous_kib));
-}
-
-std::string growth(const Held& before, const Held& after) {
-  return fmt::format("fds {} -> {}, mappings {} -> {}, memory {} -> {} KiB", before.fds, after.fds,
-                     before.mappings, after.mappings, before.anonymous_kib, after.anonymous_kib);
-}
 
 Group without(const Group& group, int victim) {
   std::vector<int> others;
@@ -155,7 +118,7 @@ std::string run_killed_rounds(std::int64_t rounds, std::uint64_t seed, const Tel
     tell(round + 1);
   }
   const Held after = held();
-  if (rounds > 3) expect_not_grown(before, after, rounds);
+  if (rounds > 3) expect_not_grown(before, after);
   return fmt::format("{} rounds with a killed rank: {}", rounds, growth(before, after));
 }
 
@@ -191,7 +154,7 @@ std::string run_late_rounds(std::int64_t rounds, std::uint64_t seed, const Tell&
       if (world.rank() == 0) tell(round + 1);
     }
     after = held();
-    if (rounds > 5) expect_not_grown(before, after, rounds);
+    if (rounds > 5) expect_not_grown(before, after);
   });
   std::string all = fmt::format("{} rounds with a late rank:", rounds);
   for (const auto& [before, after] : *holdings) all += " [" + growth(before, after) + "]";
@@ -234,9 +197,8 @@ std::string run_decode_steps(std::int64_t steps, const Tell& tell) {
       if (group.rank() == 0 && step % 1000 == 999) tell(step + 1);
     }
     after = held();
-    expect(after.fds == before.fds && after.mappings == before.mappings &&
-               after.anonymous_kib <= before.anonymous_kib + 64,
-           growth(before, after));
+    expect_not_grown(before, after);
+    expect(after.resident_kib <= before.resident_kib + 64, growth(before, after));
   });
   std::string all = fmt::format("{} decode steps, each the same bits as its first:", steps);
   for (const auto& [before, after] : *holdings) all += " [" + growth(before, after) + "]";
