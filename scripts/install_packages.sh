@@ -31,6 +31,7 @@ ci     clang-19            the second compiler
 ci     libclang-rt-19-dev  its sanitizers
 ci     clang-tidy-19       the linter
 ci     clang-format-19     the formatter
+ci     spin                tries every order of events of the protocol
 bench  libopenmpi-dev      Open MPI: the baseline to compare with
 bench  openmpi-bin         mpirun, to start it
 bench  python3             runs both in turns and draws the results
