@@ -65,7 +65,7 @@ class Plan {
   [[nodiscard]] std::int64_t home_tokens() const noexcept {
     return data_.home_end - data_.home_begin;
   }
-  // The contents; empty until filled.
+  // The contents; empty until filled, and after a plan() that threw.
   [[nodiscard]] const PlanData& to_host() const noexcept { return data_; }
 
  private:

@@ -197,6 +197,17 @@ void Exchange::plan(const Routing& routing, Plan& plan) {
       plan.exchange_id_ == s.id, ErrorCode::misuse, State::where(Stage::plan, s.rank),
       "the plan was made by another exchange (or by none); use this exchange's make_plan()");
   plan.filled_ = false;
+  // Wherever this throws it leaves an empty plan, not half of one.
+  struct EmptyUnlessFilled {
+    Plan& plan;
+    explicit EmptyUnlessFilled(Plan& plan_in) : plan(plan_in) {}
+    EmptyUnlessFilled(const EmptyUnlessFilled&) = delete;
+    EmptyUnlessFilled& operator=(const EmptyUnlessFilled&) = delete;
+    ~EmptyUnlessFilled() {
+      if (!plan.filled_) plan.data_ = {};
+    }
+  };
+  const EmptyUnlessFilled at_exit(plan);
   const std::uint64_t serial = ++s.plans;
   const Window::Signal signal{Channel::counts, serial % layout::kCountGenerations,
                               static_cast<std::uint32_t>((serial + 1) / layout::kCountGenerations)};

@@ -285,6 +285,7 @@ TEST(Exchange, OverflowIsAnErrorOnEveryRankOrDropsTheLastRowsAndCountsThem) {
         expect(plan.to_host().rows_received == 12, "kept rows differ from receive_rows");
       } catch (const Error& error) {
         expect(error.code() == ErrorCode::capacity, error.what());
+        expect(plan.to_host() == PlanData{}, "a plan that could not be filled is not empty");
         ++errors;
       }
     });
