@@ -88,7 +88,57 @@ void check_wire(const ExchangeConfig& c, const char* field, Wire wire, ScaleLayo
   }
 }
 
+// Where rows may be and how many, without their bytes. Nothing overflows if max_tokens * ranks and
+// each of slots, topk and alignment fit 31 bits.
+Capacity rows_of(const ExchangeConfig& config, const Placement& placement) {
+  const std::int64_t slots = placement.max_local_slots();
+  const std::int64_t most_token_rows = config.max_tokens * (placement.num_ranks() / config.replicated);
+  const std::int64_t rows_per_token = std::min<std::int64_t>(config.topk, slots);
+  const auto limited = [&config](std::int64_t most) {
+    return config.receive_rows > 0 ? std::min(config.receive_rows, most) : most;
+  };
+  const auto size = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
+  Capacity c;
+  layout::WindowParams& p = c.params;
+  switch (config.layout) {
+    case Layout::grouped:
+      c.limit = limited(most_token_rows * rows_per_token);
+      p.row_capacity = size(c.limit + slots * (config.alignment - 1));
+      p.scalar_capacity = p.row_capacity;
+      break;
+    case Layout::tokens:
+      c.limit = limited(most_token_rows);
+      p.row_capacity = size(c.limit);
+      p.scalar_capacity = size(c.limit * rows_per_token);
+      break;
+    case Layout::slots:
+      c.rows_per_slot = config.rows_per_slot > 0 ? std::min(config.rows_per_slot, most_token_rows)
+                                                 : most_token_rows;
+      p.row_capacity = size(c.rows_per_slot * slots);
+      p.scalar_capacity = p.row_capacity;
+      break;
+  }
+  const kernels::Mode mode = mode_of(config);
+  if (mode.sends_entries()) c.token_rows = mode.sends_token_rows() ? c.limit : most_token_rows;
+  p.token_row_capacity = size(c.token_rows);
+  return c;
+}
+
+// Roughly, for what no 64 bits can count.
+double rough_bytes(const layout::WindowParams& p) {
+  const auto times = [](std::uint64_t rows, std::uint64_t bytes) {
+    return static_cast<double>(rows) * static_cast<double>(bytes);
+  };
+  return static_cast<double>(p.depth) *
+         (times(p.row_capacity, p.row_bytes + p.result_bytes + p.home_scale_bytes) +
+          times(p.partial_capacity, p.partial_bytes + p.home_scale_bytes) +
+          static_cast<double>(p.scale_plane_bytes));
+}
+
 constexpr int kMaxDepth = 16;
+constexpr std::int64_t kMaxHidden = 1 << 30;
+constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();  // places are int32
+constexpr double kMaxWindowBytes = 1LL << 56;
 constexpr int kMaxRanks = 65535;  // a fault word names a rank in 16 bits
 
 }  // namespace
@@ -102,7 +152,8 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
   require(c.experts >= 1, fmt::format("experts is {}; it must be at least 1", c.experts));
   require(c.topk >= 1 && c.topk <= kernels::kMaxTopk,
           fmt::format("topk is {}; it must lie in 1..{}", c.topk, kernels::kMaxTopk));
-  require(c.hidden >= 1, fmt::format("hidden is {}; it must be at least 1", c.hidden));
+  require(c.hidden >= 1 && c.hidden <= kMaxHidden,
+          fmt::format("hidden is {}; it must lie in 1..{}", c.hidden, kMaxHidden));
   check_wire(c, "dispatch_wire", c.dispatch_wire, c.scale_layout, rank);
   check_wire(c, "combine_wire", c.combine_wire, ScaleLayout::row_major, rank);
   require(c.effective_reduction() != Reduction::by_rank || c.layout == Layout::tokens ||
@@ -110,7 +161,9 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
           fmt::format("combine_wire is {}, which goes with sum_at expert: the rows of one rank are "
                       "summed before they are converted",
                       name(c.combine_wire)));
-  require(c.max_tokens >= 1, fmt::format("max_tokens is {}; it must be at least 1", c.max_tokens));
+  require(c.max_tokens >= 1 && c.max_tokens <= kMaxRows / ranks,
+          fmt::format("max_tokens is {}; with {} ranks it must lie in 1..{}", c.max_tokens, ranks,
+                      kMaxRows / ranks));
   require(
       c.layout != Layout::tokens || c.effective_reduction() == Reduction::by_rank,
       "layout tokens goes with reduction by_rank: the caller sums what its rank has of a token");
@@ -146,16 +199,18 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
         fmt::format("placement has {} ranks; the group has {}", c.placement->num_ranks(), ranks));
   }
   const Placement placement = placement_of(c, ranks);
-  const Capacity capacity = capacity_of(c, placement);
-  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
-  const std::uint64_t most = std::max(
-      {static_cast<std::uint64_t>(c.max_tokens) * static_cast<std::uint64_t>(ranks / c.replicated),
-       capacity.params.row_capacity, capacity.params.scalar_capacity,
-       capacity.params.token_row_capacity});
-  require(most <= kMost,
+  const layout::WindowParams rows = rows_of(c, placement).params;
+  const std::uint64_t most =
+      std::max({rows.row_capacity, rows.scalar_capacity, rows.token_row_capacity});
+  require(most <= static_cast<std::uint64_t>(kMaxRows),
           fmt::format("up to {} rows could arrive at a rank; at most {} can be numbered: lower "
-                      "max_tokens, or set receive_rows or rows_per_slot",
-                      most, kMost));
+                      "max_tokens or alignment, or set receive_rows or rows_per_slot",
+                      most, kMaxRows));
+  const double bytes = rough_bytes(capacity_of(c, placement).params);
+  require(bytes < kMaxWindowBytes,
+          fmt::format("the window would have some {:.2g} bytes: lower hidden, max_tokens or "
+                      "depth, or set receive_rows or rows_per_slot",
+                      bytes));
 }
 
 Placement placement_of(const ExchangeConfig& config, int ranks) {
@@ -164,44 +219,17 @@ Placement placement_of(const ExchangeConfig& config, int ranks) {
 }
 
 Capacity capacity_of(const ExchangeConfig& config, const Placement& placement) {
-  const std::int64_t ranks = placement.num_ranks();
-  const std::int64_t slots = placement.max_local_slots();
-  const std::int64_t most_token_rows = config.max_tokens * (ranks / config.replicated);
-  const std::int64_t rows_per_token = std::min<std::int64_t>(config.topk, slots);
-  const auto limited = [&config](std::int64_t most) {
-    return config.receive_rows > 0 ? std::min(config.receive_rows, most) : most;
-  };
   const auto size = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
-  Capacity c;
-  layout::WindowParams& p = c.params;
-  switch (config.layout) {
-    case Layout::grouped:
-      c.limit = limited(most_token_rows * rows_per_token);
-      p.row_capacity = size(c.limit + slots * (config.alignment - 1));
-      p.scalar_capacity = p.row_capacity;
-      break;
-    case Layout::tokens:
-      c.limit = limited(most_token_rows);
-      p.row_capacity = size(c.limit);
-      p.scalar_capacity = size(c.limit * rows_per_token);
-      break;
-    case Layout::slots:
-      c.rows_per_slot = config.rows_per_slot > 0 ? std::min(config.rows_per_slot, most_token_rows)
-                                                 : most_token_rows;
-      p.row_capacity = size(c.rows_per_slot * slots);
-      p.scalar_capacity = p.row_capacity;
-      break;
-  }
   const kernels::Mode mode = mode_of(config);
-  if (mode.sends_entries()) c.token_rows = mode.sends_token_rows() ? c.limit : most_token_rows;
-  p.ranks = size(ranks);
+  Capacity c = rows_of(config, placement);
+  layout::WindowParams& p = c.params;
+  p.ranks = size(placement.num_ranks());
   p.num_slots = size(placement.num_slots());
   p.topk = size(config.topk);
   p.depth = size(config.depth);
   const auto rows = static_cast<std::int64_t>(p.row_capacity);
   p.row_bytes = size(mode.dispatch_wire.payload_bytes);
   p.scale_plane_bytes = size(scale_plane_bytes(mode.dispatch_wire, rows));
-  p.token_row_capacity = size(c.token_rows);
   p.result_capacity = p.row_capacity;
   if (config.dtype == DType::raw) return c;  // such rows cannot be summed: nothing goes home
   p.result_bytes = size(mode.keeps_results() ? config.hidden * dtype_bytes(config.dtype)

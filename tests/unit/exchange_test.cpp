@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <mutex>
 #include <numeric>
 
@@ -266,6 +267,37 @@ TEST(Exchange, AWrongShapeOnOneRankEndsTheCallOnAllOfThem) {
     }
   });
   EXPECT_EQ(errors, 3);
+}
+
+TEST(Exchange, NumbersNoWindowCanHaveAreRefusedByName) {
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  const auto refusal = [](auto change) {
+    ExchangeConfig config = config_for(make_batch(20, 4, 4, 2, 8, 13));
+    change(config);
+    try {
+      static_cast<void>(config.window_bytes(4));
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::bad_argument ? error.message() : error.what();
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal([](auto& c) { c.max_tokens = kMost; }), HasSubstr("max_tokens is 9223"));
+  EXPECT_THAT(refusal([](auto& c) { c.hidden = kMost; }), HasSubstr("hidden is 9223"));
+  EXPECT_THAT(refusal([](auto& c) { c.alignment = std::numeric_limits<int>::max(); }),
+              HasSubstr("rows could arrive at a rank"));
+  EXPECT_THAT(refusal([](auto& c) {
+                c.hidden = 1 << 30;
+                c.max_tokens = 1 << 26;
+                c.depth = 16;
+              }),
+              HasSubstr("the window would have"));
+  // These are limits only: more than can come is no more than can come.
+  EXPECT_EQ(refusal([](auto& c) { c.receive_rows = kMost; }), "accepted");
+  EXPECT_EQ(refusal([](auto& c) {
+              c.layout = Layout::slots;
+              c.rows_per_slot = kMost;
+            }),
+            "accepted");
 }
 
 TEST(Exchange, OverflowIsAnErrorOnEveryRankOrDropsTheLastRowsAndCountsThem) {
