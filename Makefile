@@ -3,8 +3,9 @@
 
 JOBS ?= $(shell nproc)
 BUILD := build
+SECONDS ?= 600
 
-.PHONY: help demo test test-all soak mutants bench format lint clean build setup-build setup-test setup-bench
+.PHONY: help demo test test-all soak mutants fuzz bench format lint clean build setup-build setup-test setup-bench
 
 help:
 	@echo "make demo      install what is missing, build, and run an MoE layer over four processes"
@@ -12,6 +13,7 @@ help:
 	@echo "make test-all  make test, with the tests that run for many minutes"
 	@echo "make soak      long runs, some 25 minutes: random configurations, ranks that fail, decode; SOAK='--seed 2'"
 	@echo "make mutants   break the source one rule at a time; a test must notice each"
+	@echo "make fuzz      generated input to plan and route, SECONDS=$(SECONDS) each, under sanitizers"
 	@echo "make bench     Wherry and MPI in turns, some ten minutes; writes results/cpu and the tables"
 	@echo "make format    clang-format 19 on every source"
 	@echo "make lint      clang-tidy 19 on every source"
@@ -50,6 +52,9 @@ soak: setup-test
 
 mutants: setup-test
 	@python3 tests/mutants.py
+
+fuzz:
+	@scripts/fuzz.sh $(SECONDS) $(JOBS)
 
 bench: setup-bench
 	@$(MAKE) --no-print-directory build

@@ -1,0 +1,111 @@
+// Any configuration and any routing end in a typed error or in plans that satisfy plan_checks.hpp.
+#include <cstdio>
+#include <cstdlib>
+
+#include "fuzz/numbers.hpp"
+#include "support/plan_checks.hpp"
+
+namespace wherry::test {
+namespace {
+
+constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+// Any 64-bit number; as many small ones as large ones.
+std::int64_t wild(const Numbers& any) { return any(kLeast, kMost) >> any(0, 63); }
+
+// One field out of line: any value of its type, legal or not. (experts stays small: a placement of
+// 2^31 experts is legal, and 30 GB.)
+void spoil_config(const Numbers& any, ExchangeConfig& config) {
+  switch (any(0, 12)) {
+    case 0: config.experts = static_cast<int>(any(-2000, 2000)); return;
+    case 1: config.topk = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
+    case 2: config.hidden = wild(any); return;
+    case 3: config.max_tokens = wild(any); return;
+    case 4: config.receive_rows = wild(any); return;
+    case 5: config.rows_per_slot = wild(any); return;
+    case 6: config.alignment = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
+    case 7: config.depth = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
+    case 8: config.reduction = static_cast<Reduction>(any(0, 1)); return;
+    case 9: config.overflow = static_cast<Overflow>(any(0, 1)); return;
+    case 10: config.dtype = static_cast<DType>(any(0, 4)); return;
+    case 11:
+      config.dispatch_wire = static_cast<Wire>(any(0, static_cast<int>(Wire::int8_token)));
+      return;
+    default:
+      config.combine_wire = static_cast<Wire>(any(0, static_cast<int>(Wire::int8_token)));
+      return;
+  }
+}
+
+// What the fault must be, or none if the routing stays legal.
+PlanFault spoil_routing(const Numbers& any, const ExchangeConfig& config, RankRouting& r) {
+  switch (any(0, 4)) {
+    case 0: {  // an id
+      if (r.ids.empty()) return PlanFault::none;
+      const auto where = static_cast<std::size_t>(any(0, std::ssize(r.ids) - 1));
+      r.ids[where] = any(kLeast, kMost);
+      r.ids32[where] = static_cast<std::int32_t>(r.ids[where]);
+      const std::int64_t id = r.view.ids_are_int64 ? r.ids[where] : r.ids32[where];
+      return id < -1 || id >= config.experts ? PlanFault::bad_id : PlanFault::none;
+    }
+    case 1: r.view.tokens = any(kLeast, -1); return PlanFault::negative_tokens;
+    case 2:
+      if (config.max_tokens == kMost) return PlanFault::none;
+      r.view.tokens = any(config.max_tokens + 1, kMost);
+      return PlanFault::too_many_tokens;
+    case 3: r.view.ids = nullptr; return r.view.tokens > 0 ? PlanFault::no_ids : PlanFault::none;
+    default:
+      r.view.topk = static_cast<int>(any(INT32_MIN, INT32_MAX));
+      return r.view.tokens > 0 && r.view.topk != config.topk ? PlanFault::bad_topk
+                                                             : PlanFault::none;
+  }
+}
+
+void run(Bytes bytes) {
+  const Numbers any = [&bytes](auto least, auto most) { return bytes.between(least, most); };
+  PlanCase c = any_case(any);
+  if (any(0, 3) == 0) spoil_config(any, c.config);
+  try {
+    check_config(c.config, 0, c.ranks);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::bad_argument) throw;
+    return;
+  }
+  static_cast<void>(c.config.window_bytes(c.ranks));
+  static_cast<void>(c.config.describe(c.ranks));
+  ExchangeConfig small = c.config;  // a legal max_tokens may be more than there is memory
+  small.max_tokens = std::min<std::int64_t>(small.max_tokens, 12);
+  std::vector<PlanFault> faults;
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    c.routings.push_back(any_routing(any, small));
+    faults.push_back(any(0, 7) == 0 ? spoil_routing(any, c.config, c.routings.back())
+                                    : PlanFault::none);
+  }
+  const Planned planned = plan_group(c);
+  for (std::size_t rank = 0; rank < faults.size(); ++rank) {
+    const auto status = static_cast<PlanFault>(planned.headers[rank].status);
+    if (status != faults[rank] || describe_fault(planned.headers[rank], c.config).empty()) {
+      throw std::runtime_error(fmt::format("rank {}: fault {}, expected {}", rank,
+                                           static_cast<int>(status),
+                                           static_cast<int>(faults[rank])));
+    }
+  }
+  if (!planned.routings_are_good()) return;
+  PlanChecker(c, planned).check();
+  if (planned.errors[0].has_value()) return;
+  for (const PlanData& plan : planned.plans) static_cast<void>(plan.to_string());
+}
+
+}  // namespace
+}  // namespace wherry::test
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  try {
+    wherry::test::run(wherry::test::Bytes({data, size}));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    std::abort();
+  }
+  return 0;
+}
