@@ -11,6 +11,8 @@ jobs=${2:-$(nproc)}
 build=${FUZZ_BUILD:-build/fuzz}
 fuzzers=(plan_fuzz route_fuzz)
 
+command -v clang++-19 >/dev/null ||
+  { echo "clang-19 is missing: scripts/install_packages.sh build ci" >&2; exit 2; }
 cmake --preset fuzz -B "${build}" >/dev/null
 cmake --build "${build}" -j "${jobs}" --target "${fuzzers[@]}"
 for fuzzer in "${fuzzers[@]}"; do

@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
 """Writes the tables of measured numbers in README.md and docs/ from results/, so that no figure is
-typed by hand. A table stands between two markers:
+typed by hand, and the code from examples/, so that all of it compiles. A table stands between two markers:
 
     <!-- measured: NAME -->
     <!-- /measured -->
+
+And the code between `// [snippet NAME]` and `// [end]` of examples/*.cpp, which tests run, between
+
+    <!-- snippet: NAME -->
+    <!-- /snippet -->
 
     scripts/readme_tables.py            rewrite what differs
     scripts/readme_tables.py --check    change nothing; exit 1 and say what differs
@@ -14,12 +19,17 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(r"(<!-- measured: (?P<name>[\w-]+) -->\n)(?P<table>.*?)(<!-- /measured -->)",
                    re.DOTALL)
+SNIPPET = re.compile(r"(<!-- snippet: (?P<name>[\w-]+) -->\n)(?P<code>.*?)(<!-- /snippet -->)",
+                     re.DOTALL)
+CODE = re.compile(r"^ *// \[snippet (?P<name>[\w-]+)\]\n(?P<code>.*?)^ *// \[end\]$",
+                  re.DOTALL | re.MULTILINE)
 CPU_CASES = ["prefill_2", "prefill_4", "prefill_8", "decode_4"]
 NOTHING = "Nothing is measured yet; `make bench` does.\n"
 
@@ -146,14 +156,28 @@ TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_li
           "cpu-formats": cpu_formats, "gpu-link": gpu_link}
 
 
-def rewritten(path, content):
+def snippets():
+    found = {}
+    for path in sorted((ROOT / "examples").glob("*.cpp")):
+        for snippet in CODE.finditer(path.read_text()):
+            found[snippet["name"]] = textwrap.dedent(snippet["code"])
+    return found
+
+
+def rewritten(path, content, code):
     def fill(block):
         name = block["name"]
         if name not in TABLES:
             sys.exit(f"{path}: no table '{name}'; there are: {', '.join(TABLES)}")
         return f"{block[1]}\n{TABLES[name]()}\n{block[4]}"
 
-    return BLOCK.sub(fill, content)
+    def show(block):
+        name = block["name"]
+        if name not in code:
+            sys.exit(f"{path}: no snippet '{name}'; there are: {', '.join(code)}")
+        return f"{block[1]}\n```cpp\n{code[name]}```\n\n{block[4]}"
+
+    return SNIPPET.sub(show, BLOCK.sub(fill, content))
 
 
 def main():
@@ -161,10 +185,11 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
+    code = snippets()
     stale = []
     for path in PAGES:
         content = path.read_text()
-        fresh = rewritten(path.relative_to(ROOT), content)
+        fresh = rewritten(path.relative_to(ROOT), content, code)
         if fresh == content:
             continue
         stale.append(str(path.relative_to(ROOT)))
