@@ -92,7 +92,8 @@ void check_wire(const ExchangeConfig& c, const char* field, Wire wire, ScaleLayo
 // each of slots, topk and alignment fit 31 bits.
 Capacity rows_of(const ExchangeConfig& config, const Placement& placement) {
   const std::int64_t slots = placement.max_local_slots();
-  const std::int64_t most_token_rows = config.max_tokens * (placement.num_ranks() / config.replicated);
+  const std::int64_t most_token_rows =
+      config.max_tokens * (placement.num_ranks() / config.replicated);
   const std::int64_t rows_per_token = std::min<std::int64_t>(config.topk, slots);
   const auto limited = [&config](std::int64_t most) {
     return config.receive_rows > 0 ? std::min(config.receive_rows, most) : most;

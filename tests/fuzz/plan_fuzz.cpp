@@ -17,8 +17,9 @@ std::int64_t wild(const Numbers& any) { return any(kLeast, kMost) >> any(0, 63);
 // One field out of line: any value of its type, legal or not. (experts stays small: a placement of
 // 2^31 experts is legal, and 30 GB.)
 void spoil_config(const Numbers& any, ExchangeConfig& config) {
-  switch (any(0, 12)) {
+  switch (any(0, 13)) {
     case 0: config.experts = static_cast<int>(any(-2000, 2000)); return;
+    case 13: config.replicated = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
     case 1: config.topk = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
     case 2: config.hidden = wild(any); return;
     case 3: config.max_tokens = wild(any); return;
@@ -39,7 +40,8 @@ void spoil_config(const Numbers& any, ExchangeConfig& config) {
 }
 
 // What the fault must be, or none if the routing stays legal.
-PlanFault spoil_routing(const Numbers& any, const ExchangeConfig& config, RankRouting& r) {
+PlanFault spoil_routing(const Numbers& any, const ExchangeConfig& config,
+                        const Placement& placement, RankRouting& r) {
   switch (any(0, 4)) {
     case 0: {  // an id
       if (r.ids.empty()) return PlanFault::none;
@@ -47,7 +49,13 @@ PlanFault spoil_routing(const Numbers& any, const ExchangeConfig& config, RankRo
       r.ids[where] = any(kLeast, kMost);
       r.ids32[where] = static_cast<std::int32_t>(r.ids[where]);
       const std::int64_t id = r.view.ids_are_int64 ? r.ids[where] : r.ids32[where];
-      return id < -1 || id >= config.experts ? PlanFault::bad_id : PlanFault::none;
+      if (id == -1) return PlanFault::none;
+      if (config.expert_ids == ExpertIds::logical) {
+        return id < 0 || id >= config.experts ? PlanFault::bad_id : PlanFault::none;
+      }
+      if (id < 0 || id >= placement.num_slots()) return PlanFault::bad_id;
+      const bool empty = placement.slot_to_expert()[static_cast<std::size_t>(id)] < 0;
+      return empty ? PlanFault::empty_slot : PlanFault::none;
     }
     case 1: r.view.tokens = any(kLeast, -1); return PlanFault::negative_tokens;
     case 2:
@@ -76,22 +84,28 @@ void run(Bytes bytes) {
   static_cast<void>(c.config.describe(c.ranks));
   ExchangeConfig small = c.config;  // a legal max_tokens may be more than there is memory
   small.max_tokens = std::min<std::int64_t>(small.max_tokens, 12);
+  const Placement placement = placement_of(c.config, c.ranks);
   std::vector<PlanFault> faults;
   for (int rank = 0; rank < c.ranks; ++rank) {
-    c.routings.push_back(any_routing(any, small));
-    faults.push_back(any(0, 7) == 0 ? spoil_routing(any, c.config, c.routings.back())
+    const bool leads = rank % c.config.replicated == 0;
+    c.routings.push_back(leads ? any_routing(any, small, c.ranks)
+                               : same_routing(c.routings.back()));
+  }
+  for (RankRouting& routing : c.routings) {
+    faults.push_back(any(0, 7) == 0 ? spoil_routing(any, c.config, placement, routing)
                                     : PlanFault::none);
   }
   const Planned planned = plan_group(c);
   for (std::size_t rank = 0; rank < faults.size(); ++rank) {
     const auto status = static_cast<PlanFault>(planned.headers[rank].status);
-    if (status != faults[rank] || describe_fault(planned.headers[rank], c.config).empty()) {
+    if (status != faults[rank] ||
+        describe_fault(planned.headers[rank], c.config, planned.placement).empty()) {
       throw std::runtime_error(fmt::format("rank {}: fault {}, expected {}", rank,
                                            static_cast<int>(status),
                                            static_cast<int>(faults[rank])));
     }
   }
-  if (!planned.routings_are_good()) return;
+  if (!planned.routings_are_good(c.config)) return;
   PlanChecker(c, planned).check();
   if (planned.errors[0].has_value()) return;
   for (const PlanData& plan : planned.plans) static_cast<void>(plan.to_string());

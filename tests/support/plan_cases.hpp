@@ -73,16 +73,34 @@ inline PlanCase any_case(const Numbers& any) {
     config.receive_rows = any(0, 1) == 0 ? 0 : any(1, 40);
   }
   if (any(0, 2) != 0) config.placement = any_placement(any, config.experts, c.ranks);
+  if (any(0, 3) == 0) config.expert_ids = ExpertIds::physical;
+  const auto replicated = static_cast<int>(any(1, c.ranks));
+  if (c.ranks % replicated == 0) config.replicated = replicated;
+  config.combine_to = static_cast<CombineTo>(any(0, 1));
   return c;
 }
 
+// The routing of the first rank of a set is that of all.
+inline RankRouting same_routing(const RankRouting& first) {
+  RankRouting r = first;
+  r.view.ids = first.view.ids_are_int64 ? static_cast<const void*>(r.ids.data()) : r.ids32.data();
+  if (first.view.weights != nullptr) r.view.weights = r.weights.data();
+  return r;
+}
+
 // A legal routing: any tokens (often none), -1 and repeated experts among the ids.
-inline RankRouting any_routing(const Numbers& any, const ExchangeConfig& config) {
+inline RankRouting any_routing(const Numbers& any, const ExchangeConfig& config, int ranks) {
   RankRouting r;
+  const Placement placement = placement_of(config, ranks);
   const std::int64_t tokens = any(0, 4) == 0 ? 0 : any(0, config.max_tokens);
   const std::int64_t crowd = any(0, 3) == 0 ? std::min(config.experts, 2) : config.experts;
   for (std::int64_t i = 0; i < tokens * config.topk; ++i) {
-    r.ids.push_back(any(-1, crowd - 1));
+    std::int64_t id = any(-1, crowd - 1);
+    if (id >= 0 && config.expert_ids == ExpertIds::physical) {
+      const auto slots = placement.slots_of(static_cast<int>(id));
+      id = slots[static_cast<std::size_t>(any(0, std::ssize(slots) - 1))];
+    }
+    r.ids.push_back(id);
     r.ids32.push_back(static_cast<std::int32_t>(r.ids.back()));
     r.weights.push_back(static_cast<float>(any(1, 100)) / 64.0F);
   }
@@ -101,8 +119,13 @@ struct Planned {
   std::vector<PlanData> plans;                   // of the ranks, where no rank's routing is bad
   std::vector<std::vector<std::int64_t>> loads;  // as each rank counts them
   std::vector<std::optional<ErrorCode>> errors;  // of assign_rows()
-  [[nodiscard]] bool routings_are_good() const {
-    return std::ranges::all_of(headers, [](const auto& h) { return h.status == 0; });
+  [[nodiscard]] bool routings_are_good(const ExchangeConfig& config) const {
+    for (std::size_t rank = 0; rank < headers.size(); ++rank) {
+      const auto& first = headers[rank - rank % static_cast<std::size_t>(config.replicated)];
+      const auto& own = headers[rank];
+      if (own.status != 0 || own.tokens != first.tokens || own.id != first.id) return false;
+    }
+    return true;
   }
 };
 
@@ -119,7 +142,7 @@ inline Planned plan_group(const PlanCase& c) {
     p.headers.push_back(count_routing(c.routings[static_cast<std::size_t>(rank)].view, c.config,
                                       placement, rank, p.plans.back(), p.entries.back()));
   }
-  if (!p.routings_are_good()) return p;
+  if (!p.routings_are_good(c.config)) return p;
   const std::vector<CountsOf> counts(p.entries.begin(), p.entries.end());
   for (int rank = 0; rank < c.ranks; ++rank) {
     p.loads.emplace_back(static_cast<std::size_t>(c.config.experts), 0);

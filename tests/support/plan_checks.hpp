@@ -54,6 +54,18 @@ class PlanChecker {
     if (!good) throw std::runtime_error(fmt::format(text, std::forward<Args>(args)...));
   }
   [[nodiscard]] const Routing& routing(int rank) const { return c_.routings[at(rank)].view; }
+  // Which of the ranks that hold a token of `rank` sends it, by the shares of the set.
+  [[nodiscard]] int sender_of(int rank, std::int64_t token) const {
+    const int replicated = c_.config.replicated;
+    const int first = rank / replicated * replicated;
+    int place = 0;
+    while (routing(rank).tokens * (place + 1) / replicated <= token) ++place;
+    return first + place;
+  }
+  [[nodiscard]] int slot_of(std::int64_t id, std::int64_t token, int sender) const {
+    if (c_.config.expert_ids == ExpertIds::physical) return static_cast<int>(id);
+    return p_.placement.slot_for(static_cast<int>(id), token, sender);
+  }
   [[nodiscard]] int rank_of(int slot) const {
     int rank = 0;
     while (p_.placement.slot_begin()[at(rank) + 1] <= slot) ++rank;
@@ -66,12 +78,13 @@ class PlanChecker {
     token_rows_.resize(at(c_.ranks));
     for (int source = 0; source < c_.ranks; ++source) {
       for (std::int64_t token = 0; token < routing(source).tokens; ++token) {
+        if (sender_of(source, token) != source) continue;
         std::set<int> slots;
         std::set<int> ranks;
         for (int k = 0; k < c_.config.topk; ++k) {
           const std::int64_t id = routing(source).id(token, k);
           if (id < 0) continue;
-          const int slot = p_.placement.slot_for(static_cast<int>(id), token, source);
+          const int slot = slot_of(id, token, source);
           if (slots.insert(slot).second) arrivals_[at(slot)].push_back({source, token, k});
           if (ranks.insert(rank_of(slot)).second) {
             token_rows_[at(rank_of(slot))].emplace_back(source, token);
@@ -134,7 +147,10 @@ class PlanChecker {
             "rank {}: plan of {} tokens, topk {}", rank, plan.tokens, plan.topk);
     std::vector<std::int64_t> rows_to(at(c_.ranks), 0);
     std::vector<std::int64_t> dropped(at(p_.placement.num_slots()), 0);
+    check_shares(rank);
     for (std::int64_t token = 0; token < plan.tokens; ++token) {
+      const int sender = sender_of(rank, token);
+      const bool mine = sender == rank;
       std::set<int> seen;
       for (int k = 0; k < plan.topk; ++k) {
         const auto choice = at(token * plan.topk + k);
@@ -147,26 +163,27 @@ class PlanChecker {
           continue;
         }
         const int slot = plan.slot[choice];
+        const bool physical = c_.config.expert_ids == ExpertIds::physical;
         require(slot >= 0 && slot < p_.placement.num_slots() &&
-                    p_.placement.slot_to_expert()[at(slot)] == id,
-                "{}: slot {} does not hold expert {}", where, slot, id);
+                    (physical ? slot : p_.placement.slot_to_expert()[at(slot)]) == id,
+                "{}: slot {} does not serve id {}", where, slot, id);
         const int dest = rank_of(slot);
         require(plan.dest[choice] == dest, "{}: rank {}, but slot {} is on rank {}", where,
                 plan.dest[choice], slot, dest);
         const bool first = seen.insert(slot).second;
         require((plan.repeat[choice] == 0) == first, "{}: repeat is {}", where,
                 plan.repeat[choice]);
-        const std::int64_t place = place_of(slot, rank, token);
+        const std::int64_t place = place_of(slot, sender, token);
         const bool kept = place < kept_[at(slot)];
         const std::int64_t row = kept ? begin_[at(slot)] + place : -1;
         require(plan.row[choice] == row, "{}: row {}, expected {}", where, plan.row[choice], row);
         const float weight = kept ? routing(rank).weight(token, k) : 0.0F;
         require(plan.weight[choice] == weight, "{}: weight {}, expected {}", where,
                 plan.weight[choice], weight);
-        const std::int64_t token_row = token_row_of(dest, rank, token);
+        const std::int64_t token_row = token_row_of(dest, sender, token);
         require(plan.token_row[choice] == token_row, "{}: token row {}, expected {}", where,
                 plan.token_row[choice], token_row);
-        if (!first) continue;
+        if (!first || !mine) continue;
         rows_to[at(dest)] += kept ? 1 : 0;
         dropped[at(slot)] += kept ? 0 : 1;
         require(!kept || taken_.insert({dest, row}).second, "{}: row {} of rank {} is taken", where,
@@ -177,6 +194,22 @@ class PlanChecker {
             fmt::join(plan.rows_to, " "), fmt::join(rows_to, " "));
     require(plan.dropped == dropped, "rank {}: dropped is [{}], expected [{}]", rank,
             fmt::join(plan.dropped, " "), fmt::join(dropped, " "));
+  }
+
+  // The shares of a set follow one another and are all its tokens.
+  void check_shares(int rank) const {
+    const PlanData& plan = p_.plans[at(rank)];
+    const int place = rank % c_.config.replicated;
+    const std::int64_t before = place == 0 ? 0 : p_.plans[at(rank - 1)].send_end;
+    require(plan.send_begin == before && plan.send_end >= before,
+            "rank {} sends tokens [{}, {}), the one before ends at {}", rank, plan.send_begin,
+            plan.send_end, before);
+    require(place + 1 < c_.config.replicated || plan.send_end == plan.tokens,
+            "the set of rank {} sends {} of {} tokens", rank, plan.send_end, plan.tokens);
+    const bool share = c_.config.combine_to == CombineTo::share;
+    require(plan.home_begin == (share ? plan.send_begin : 0) &&
+                plan.home_end == (share ? plan.send_end : plan.tokens),
+            "rank {} gets the sums of [{}, {})", rank, plan.home_begin, plan.home_end);
   }
 
   void check_receives(int rank) const {

@@ -30,7 +30,11 @@ Seen check_seeds(Layout layout, std::uint64_t first, int count) {
     const Numbers any = numbers_of(random);
     PlanCase c = any_case(any);
     if (c.config.layout != layout) continue;
-    for (int rank = 0; rank < c.ranks; ++rank) c.routings.push_back(any_routing(any, c.config));
+    for (int rank = 0; rank < c.ranks; ++rank) {
+      const bool leads = rank % c.config.replicated == 0;
+      c.routings.push_back(leads ? any_routing(any, c.config, c.ranks)
+                                 : same_routing(c.routings.back()));
+    }
     try {
       const Planned planned = plan_group(c);
       PlanChecker(c, planned).check();
