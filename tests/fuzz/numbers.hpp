@@ -17,7 +17,8 @@ class Bytes {
   [[nodiscard]] std::int64_t between(std::int64_t least, std::int64_t most) {
     const std::uint64_t width =
         static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1;
-    const std::uint64_t value = width <= 256 ? take<std::uint8_t>() : take<std::uint64_t>();
+    const bool narrow = width != 0 && width <= 256;  // 0: all of 64 bits
+    const std::uint64_t value = narrow ? take<std::uint8_t>() : take<std::uint64_t>();
     const std::uint64_t inside = width == 0 ? value : value % width;
     return static_cast<std::int64_t>(static_cast<std::uint64_t>(least) + inside);
   }

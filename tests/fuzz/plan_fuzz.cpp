@@ -11,31 +11,36 @@ namespace {
 constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
-// Any 64-bit number; as many small ones as large ones.
-std::int64_t wild(const Numbers& any) { return any(kLeast, kMost) >> any(0, 63); }
+// Numbers of every size, from three bytes: where something overflows is near a power of two.
+std::int64_t wild(const Numbers& any) {
+  const std::int64_t size = (std::int64_t{1} << any(0, 62)) + any(-8, 8);
+  return any(0, 3) == 0 ? -size : size;
+}
 
 // One field out of line: any value of its type, legal or not. (experts stays small: a placement of
 // 2^31 experts is legal, and 30 GB.)
-void spoil_config(const Numbers& any, ExchangeConfig& config) {
-  switch (any(0, 13)) {
-    case 0: config.experts = static_cast<int>(any(-2000, 2000)); return;
-    case 13: config.replicated = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
-    case 1: config.topk = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
-    case 2: config.hidden = wild(any); return;
-    case 3: config.max_tokens = wild(any); return;
-    case 4: config.receive_rows = wild(any); return;
-    case 5: config.rows_per_slot = wild(any); return;
-    case 6: config.alignment = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
-    case 7: config.depth = static_cast<int>(any(INT32_MIN, INT32_MAX)); return;
-    case 8: config.reduction = static_cast<Reduction>(any(0, 1)); return;
-    case 9: config.overflow = static_cast<Overflow>(any(0, 1)); return;
-    case 10: config.dtype = static_cast<DType>(any(0, 4)); return;
-    case 11:
-      config.dispatch_wire = static_cast<Wire>(any(0, static_cast<int>(Wire::int8_token)));
-      return;
-    default:
-      config.combine_wire = static_cast<Wire>(any(0, static_cast<int>(Wire::int8_token)));
-      return;
+constexpr int kNumFields = 14;
+void spoil_config(std::int64_t field, std::int64_t value, ExchangeConfig& config) {
+  constexpr auto kWires = static_cast<std::uint64_t>(Wire::int8_token) + 1;
+  const auto one_of = [value](std::uint64_t count) {
+    return static_cast<int>(static_cast<std::uint64_t>(value) % count);
+  };
+  switch (field) {
+    case 0: config.experts = one_of(4000) - 2000; return;
+    case 1: config.topk = static_cast<int>(value); return;
+    case 2: config.hidden = value; return;
+    case 3: config.max_tokens = value; return;
+    case 4: config.receive_rows = value; return;
+    case 5: config.rows_per_slot = value; return;
+    case 6: config.alignment = static_cast<int>(value); return;
+    case 7: config.depth = static_cast<int>(value); return;
+    case 8: config.reduction = static_cast<Reduction>(one_of(2)); return;
+    case 9: config.overflow = static_cast<Overflow>(one_of(2)); return;
+    case 10: config.dtype = static_cast<DType>(one_of(5)); return;
+    case 11: config.dispatch_wire = static_cast<Wire>(one_of(kWires)); return;
+    case 12: config.replicated = static_cast<int>(value); return;
+    case 13: config.combine_wire = static_cast<Wire>(one_of(kWires)); return;
+    default: return;
   }
 }
 
@@ -72,8 +77,10 @@ PlanFault spoil_routing(const Numbers& any, const ExchangeConfig& config,
 
 void run(Bytes bytes) {
   const Numbers any = [&bytes](auto least, auto most) { return bytes.between(least, most); };
+  const std::int64_t field = any(0, 2 * kNumFields);  // first: short inputs choose it too
+  const std::int64_t value = wild(any);
   PlanCase c = any_case(any);
-  if (any(0, 3) == 0) spoil_config(any, c.config);
+  spoil_config(field, value, c.config);
   try {
     check_config(c.config, 0, c.ranks);
   } catch (const Error& error) {
