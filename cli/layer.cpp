@@ -26,6 +26,7 @@ struct LayerOptions {
   RoutingOptions routing;
   std::optional<int> expert_hidden;
   int replicas = 0;
+  int replicated = 1;
   int steps = 5;
   bool json = false;
 };
@@ -91,6 +92,10 @@ LayerJob settle(const LayerOptions& options) {
                .steps = options.steps,
                .config = {}};
   job.config = options.exchange.config(job.model, job.tokens, Seconds(options.launch.deadline));
+  WHERRY_CHECK_ARGUMENT(job.launch.ranks % options.replicated == 0, Stage::startup,
+                        "--replicated is {}; it must divide the {} ranks", options.replicated,
+                        job.launch.ranks);
+  job.config.replicated = options.replicated;
   job.config.num_threads = threads_per_rank(job.launch.ranks);
   if (job.replicas > 0) job.config.placement = spread(job);
   const std::uint64_t available = available_memory();
@@ -146,6 +151,13 @@ void add_layer(CLI::App& app, Run& run) {
       ->add_option("--replicas", options->replicas,
                    "Slots beyond one an expert; they and all experts are placed by load")
       ->check(whole_number(0, 1 << 16))
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      ->add_option("--replicated", options->replicated,
+                   "Ranks that hold the same tokens, as attention under tensor parallelism leaves "
+                   "them; each sends its share")
+      ->check(whole_number(1, kMostRanks))
       ->type_name("N")
       ->capture_default_str();
   add_routing_options(*command, options->routing);

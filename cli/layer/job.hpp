@@ -26,7 +26,9 @@ struct LayerJob {
   int steps = 0;
   ExchangeConfig config;
 
-  [[nodiscard]] std::int64_t global_tokens() const noexcept { return tokens * launch.ranks; }
+  // Sets of ranks that hold the same tokens.
+  [[nodiscard]] int sets() const noexcept { return launch.ranks / config.replicated; }
+  [[nodiscard]] std::int64_t global_tokens() const noexcept { return tokens * sets(); }
 };
 
 // Counts are of the last step, summed over ranks; times are microseconds of the slowest rank.
@@ -41,7 +43,7 @@ struct LayerOutcome {
   std::int64_t verified_tokens = 0;
   double max_error = 0.0, tolerance = 0.0;
   bool verified = false;
-  std::int64_t worst_token = -1, worst_column = -1;  // worst_token counts over all ranks
+  std::int64_t worst_token = -1, worst_column = -1;  // worst_token counts over all sets
 
   // Tokens of each expert, all timed steps together, and rows of each rank in them; the largest rank
   // over the mean as it was before the replicas were placed by load, and as it is.

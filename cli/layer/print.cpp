@@ -33,6 +33,11 @@ std::string wires_text(const ExchangeConfig& config) {
                      name(config.combine_wire));
 }
 
+std::string alike_text(const ExchangeConfig& config) {
+  if (config.replicated == 1) return "each";
+  return fmt::format("for every {} of them alike", config.replicated);
+}
+
 std::string loads_text(const LayerJob& job, const LayerOutcome& outcome) {
   const std::span<const std::int64_t> loads(outcome.loads,
                                             static_cast<std::size_t>(job.model.experts));
@@ -58,10 +63,10 @@ std::string head_text(const LayerJob& job, const LayerOutcome& outcome) {
                         bytes_text(static_cast<double>(outcome.weight_bytes)))
           : job.expert_hidden_sentence;
   const std::string text = fmt::format(
-      "One Mixture-of-Experts layer of {}, over {} rank {} with {} tokens each\n"
+      "One Mixture-of-Experts layer of {}, over {} rank {} with {} tokens {}\n"
       "  {} experts, {} a token, hidden {}; router {}\n  {}\n",
-      model.name, job.launch.ranks, ranks_are(job), job.tokens, model.experts, model.topk,
-      model.hidden, router_text(model), width);
+      model.name, job.launch.ranks, ranks_are(job), job.tokens, alike_text(job.config),
+      model.experts, model.topk, model.hidden, router_text(model), width);
   return text + wires_text(job.config) +
          fmt::format("  layout {}, reduction {}, depth {}; kernels {}, fabric {}, experts {}\n",
                      name(job.config.layout), name(job.config.effective_reduction()),
@@ -106,6 +111,7 @@ void print_layer_json(const LayerJob& job, const LayerOutcome& outcome) {
   object["combine_wire"] = name(job.config.combine_wire);
   object["router"] = router_text(job.model);
   object["replicas"] = job.replicas;
+  object["replicated"] = job.config.replicated;
   object["skew"] = job.routing.skew;
   object["seed"] = job.routing.seed;
   object["steps"] = job.steps;

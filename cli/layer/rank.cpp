@@ -149,7 +149,8 @@ void Rank::run_experts(const Received& received, TensorView y) {
 
 // Of the global batch of all steps.
 std::int64_t first_token(const Group& group, const LayerJob& job, int number) {
-  return (static_cast<std::int64_t>(number) * group.size() + group.rank()) * job.tokens;
+  const int set = group.rank() / job.config.replicated;
+  return (static_cast<std::int64_t>(number) * job.sets() + set) * job.tokens;
 }
 
 void Rank::route(int number) {
@@ -195,7 +196,8 @@ void Rank::step(int number) {
 
 LocalVerification Rank::verify() const {
   const double flop = reference_flop(synthetic_, job_.global_tokens() * job_.model.topk);
-  const auto chosen = tokens_to_verify(group_.size(), group_.rank(), job_.tokens, flop);
+  const auto chosen =
+      tokens_to_verify(job_.sets(), group_.rank() / job_.config.replicated, job_.tokens, flop);
   // The experts got what the format on the way made of x, the same everywhere.
   Rows x = x_;
   x.view.data = x.values.data();
@@ -241,17 +243,20 @@ void add_loads(const Exchange& exchange, LayerOutcome& outcome) {
   outcome.imbalance = imbalance(ranks);
 }
 
-void add_verification(const std::vector<LocalVerification>& ranks, std::int64_t tokens,
+// Ranks of one set verify the same tokens, which count once.
+void add_verification(const std::vector<LocalVerification>& ranks, const LayerJob& job,
                       LayerOutcome& outcome) {
   outcome.verified = true;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const LocalVerification& local = ranks[rank];
-    outcome.verified_tokens += local.tokens;
+    const std::size_t set = rank / static_cast<std::size_t>(job.config.replicated);
+    const bool first = rank % static_cast<std::size_t>(job.config.replicated) == 0;
+    outcome.verified_tokens += first ? local.tokens : 0;
     outcome.tolerance = local.tolerance;
     const bool worse = !(local.max_error <= outcome.max_error);  // also for a NaN
     if (worse || outcome.worst_token < 0 || (outcome.verified && !local.passed)) {
       outcome.max_error = local.max_error;
-      outcome.worst_token = static_cast<std::int64_t>(rank) * tokens + local.worst_token;
+      outcome.worst_token = static_cast<std::int64_t>(set) * job.tokens + local.worst_token;
       outcome.worst_column = local.worst_column;
     }
     outcome.verified = outcome.verified && local.passed;
@@ -301,7 +306,7 @@ void run_layer_rank(const Group& group, const LayerJob& job, LayerOutcome& outco
   add_counts(all_counts, outcome);
   add_loads(rank.exchange(), outcome);
   outcome.imbalance_before = rank.imbalance_before();
-  add_verification(verified, job.tokens, outcome);
+  add_verification(verified, job, outcome);
   copy_text(rank.exchange().kernels(), outcome.kernels);
   copy_text(rank.exchange().fabric(), outcome.fabric);
   copy_text(rank.experts().implementation().name, outcome.experts_by);

@@ -63,6 +63,21 @@ INSTANTIATE_TEST_SUITE_P(Over, Layer,
                                   std::get<1>(test.param) + "_" + std::get<2>(test.param);
                          });
 
+TEST(LayerShapes, RanksThatHoldTheSameTokensSendEachOnce) {
+  const std::string four = std::string(kSmall) + "--ranks 4 --steps 2 ";
+  const Finished done = wherry(words(four + "--json --replicated 2"));
+  ASSERT_EQ(done.code, 0) << done.err;
+  EXPECT_EQ(done.json()["replicated"], 2);
+  EXPECT_EQ(done.json()["verified_tokens"], 22);
+  EXPECT_EQ(done.json()["rows_received"], 66);
+  const Finished text = wherry(words(four + "--replicated 4"));
+  EXPECT_THAT(text.out, AllOf(HasSubstr("11 tokens for every 4 of them alike"),
+                              HasSubstr("verified 11 of 11 tokens")));
+  const Finished uneven = wherry(words(four + "--replicated 3"));
+  EXPECT_EQ(uneven.code, 2);
+  EXPECT_THAT(uneven.err, HasSubstr("--replicated is 3; it must divide the 4 ranks"));
+}
+
 TEST(LayerShapes, OneRankAndMoreRanksThanExperts) {
   for (const char* ranks : {"--ranks 1", "--ranks 8"}) {
     const Finished done = wherry(words(std::string(kSmall) + ranks + " --json"));
