@@ -1,42 +1,26 @@
 #!/usr/bin/env bash
 # scripts/gpu_spike.sh [build|check|sanitize|soak|launch|processes|time|gpus|all ...]: the CUDA kernels
 # against their oracle, and their times (launch: all ranks in one launch; processes: one process a
-# rank, under CUDA MPS; time: both; gpus: one process and one GPU a rank), with what a bare CUDA machine has: nvcc and a C++20 compiler.
+# rank, under CUDA MPS; time: both; gpus: one process and one GPU a rank). A machine that has the CUDA
+# toolkit, CMake and a C++20 compiler but none of the libraries takes them from scripts/gpu_bundle.sh.
 # Results go to $OUT, or results/h200.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 build=${BUILD:-/tmp/build-cuda}
 out=${OUT:-results/h200}
-architectures=${ARCHITECTURES:-90a}
+architectures=${ARCHITECTURES:-90a-real}
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=(all)
-program=${build}/wherry_gpu
+program=${build}/bin/wherry_gpu
 mkdir -p "${build}" "${out}"
 
-gencode=()
-for architecture in ${architectures}; do
-  gencode+=(-gencode "arch=compute_${architecture},code=sm_${architecture}")
-done
-flags=(-std=c++20 -O3 --fmad=false -lineinfo -Xcompiler=-Wall,-Wextra,-ffp-contract=off
-       -Isrc -Iinclude "${gencode[@]}")
-sources=(src/kernels/cuda/{count,plan_dispatch,dispatch_send,dispatch_recv,combine_send,combine_recv}.cu
-         bench/cuda/{cluster,cluster_checks,check,soak,time,main}.cu)
-
 build_program() {
-  local objects=() failed=0 source object jobs=()
-  for source in "${sources[@]}"; do
-    object=${build}/$(basename "${source}" .cu).o
-    objects+=("${object}")
-    if [ "${SERIAL:-0}" = 1 ]; then
-      nice nvcc "${flags[@]}" -c "${source}" -o "${object}" || failed=1
-    else
-      nvcc "${flags[@]}" -c "${source}" -o "${object}" &
-      jobs+=($!)
-    fi
-  done
-  for job in "${jobs[@]}"; do wait "${job}" || failed=1; done
-  [ "${failed}" = 0 ] && nvcc "${gencode[@]}" "${objects[@]}" -o "${program}"
+  cmake -S . -B "${build}" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWHERRY_CUDA=ON -DWHERRY_CPU_EXPERTS=OFF \
+        -DWHERRY_NUMA=OFF -DCMAKE_PREFIX_PATH="${PWD}/build/bundle/usr" \
+        -DCMAKE_CUDA_ARCHITECTURES="${architectures}" >"${build}/configure.log" ||
+    { cat "${build}/configure.log"; return 1; }
+  cmake --build "${build}" --target wherry_gpu -j "${JOBS:-$(nproc)}"
 }
 
 # Runs a command with an MPS daemon of its own, in a fresh folder: a killed rank can spoil one.
