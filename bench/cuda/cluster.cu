@@ -160,12 +160,12 @@ void Cluster::make_local(Local& local, int rank, double deadline_s) {
                    shape_.ranks,
                    shape_.topk};
   for (int g = 0; g < shape_.depth; ++g) {
-    local.plans.push_back({device<std::int32_t>(choices), device<std::int32_t>(choices),
-                           device<std::int32_t>(choices), device<std::int32_t>(choices),
-                           device<float>(choices), device<std::uint8_t>(choices),
-                           device<std::int32_t>(slots), device<std::int32_t>(slots + 1),
-                           device<std::int32_t>(ranks), device<std::int32_t>(ranks),
-                           device<std::int32_t>(cuda::kNumPlanTotals), shape_.tokens_of(rank)});
+    local.plans.push_back(
+        {device<std::int32_t>(choices), device<std::int32_t>(choices),
+         device<std::int32_t>(choices), device<std::int32_t>(choices), device<float>(choices),
+         device<std::uint8_t>(choices), device<std::int32_t>(slots),
+         device<std::int32_t>(slots + 1), device<std::int32_t>(ranks), device<std::int32_t>(ranks),
+         device<std::int32_t>(cuda::kNumPlanTotals), nullptr, shape_.tokens_of(rank)});
   }
   local.ids = device<std::int32_t>(choices);
   local.weights = device<float>(choices);
@@ -233,8 +233,14 @@ cuda::CountArgs Cluster::count_args(const Local& local, int generation, int chun
           .ids = local.ids,
           .weights = local.weights,
           .workspace = local.count_workspace,
+          .loads = nullptr,
+          .report = nullptr,
+          .wrong = 0,
+          .placement_hash = 0,
+          .call_status = 0,
           .ids_are_int64 = false,
           .chunk_tokens = chunk_tokens,
+          .workspace_blocks = shape_.blocks,
           .alignment = shape_.alignment,
           .rows_per_slot = rows_per_slot(shape_),
           .row_limit = shape_.layout == Layout::grouped
@@ -249,6 +255,7 @@ cuda::Outgoing Cluster::outgoing(const Local& local, int generation, bool receiv
           .generation = static_cast<std::uint32_t>(generation),
           .rows = rows_of(shape_),
           .entries = shape_.layout != Layout::slots,
+          .unweighted = false,
           .receive = receive};
 }
 
@@ -298,9 +305,13 @@ void Cluster::dispatch_recv(int generation) {
     Local& local = locals_[i];
     const int local_slots =
         first_slot_of(shape_, local.rank + 1) - first_slot_of(shape_, local.rank);
-    table.rank[i] = {local.context, local.plans[static_cast<std::size_t>(generation)],
-                     static_cast<std::uint32_t>(generation), rows_of(shape_),
-                     shape_.layout == Layout::grouped ? local_slots : 0};
+    table.rank[i] = {local.context,
+                     local.plans[static_cast<std::size_t>(generation)],
+                     static_cast<std::uint32_t>(generation),
+                     rows_of(shape_),
+                     shape_.layout == Layout::grouped ? local_slots : 0,
+                     nullptr,
+                     nullptr};
   }
   const int blocks = needs_recv(shape_) ? shape_.blocks : 1;
   CUDA_OK(cuda::launch_dispatch_recv(table, launch_ranks, blocks, stream_));
@@ -334,7 +345,8 @@ void Cluster::combine_recv(int generation, bool send) {
                      static_cast<std::uint32_t>(generation),
                      shape_.dtype,
                      sum_of(shape_),
-                     send};
+                     send,
+                     false};
   }
   CUDA_OK(cuda::launch_combine_recv(table, launch_ranks, combine_shape, stream_));
 }

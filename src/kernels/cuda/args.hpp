@@ -35,6 +35,7 @@ struct RankState {
   std::uint32_t received[layout::kNumChannels][kMaxDepth];  // epoch of the last signals seen
   std::uint32_t arrived[kNumArrivals];  // blocks of the running launch that are done; wraps to 0
   std::uint32_t plans;                  // plans filled; plan p uses count generation p mod 2
+  std::uint32_t shared_plans;           // those that several blocks have counted
 };
 
 // The same for every call of an exchange.
@@ -50,6 +51,34 @@ struct RankContext {
   std::int32_t topk;
 };
 
+// Entries of PlanArrays::totals.
+enum PlanTotal : int {
+  kRowsReceived,
+  kTokenRowsReceived,
+  kPlanStatus,  // 0, or the PlanStatus that every rank agrees on
+  kNumPlanTotals,
+};
+// Poison values of a count message and of a plan, which then sends no rows. Below kPlanOverflow a
+// PlanFault, what one rank has found in its own routing.
+enum PlanStatus : std::int32_t {
+  kPlanGood = 0,
+  kPlanBadExpert = 1,  // PlanFault::bad_id
+  kPlanOverflow = 100,
+  kPlanOtherPlacement,
+};
+// What is wrong with a plan. The same on every rank but for `serial`.
+struct PlanReport {
+  std::int64_t id;      // bad expert: the id; other PlanFault: the number that is wrong
+  std::int64_t rows;    // overflow: how many would arrive
+  std::int32_t status;  // PlanStatus
+  std::int32_t peer;    // whose routing or placement it is, or whose memory is too small
+  std::int32_t token;   // bad expert
+  std::int32_t choice;
+  std::int32_t slot;  // overflow of one slot, else -1
+  std::uint32_t
+      serial;  // which plan of the exchange it was, from 1; 0: nothing is wrong. Written last.
+};
+
 // A plan in device memory; the arrays are those of PlanData.
 struct PlanArrays {
   std::int32_t* dest;             // [tokens, topk]
@@ -63,18 +92,9 @@ struct PlanArrays {
   std::int32_t* token_rows_from;  // [ranks]
   std::int32_t* token_rows_to;    // [ranks]
   std::int32_t* totals;           // [kNumPlanTotals]
+  PlanReport* report;             // or null
   std::int32_t tokens;            // of this rank; fixed by the launch, not read from memory
 };
-// Entries of PlanArrays::totals.
-enum PlanTotal : int {
-  kRowsReceived,
-  kTokenRowsReceived,
-  kPlanStatus,  // 0, or the PlanStatus that every rank agrees on
-  kNumPlanTotals,
-};
-// Poison values of CountHeader::status and of a plan. A poisoned plan sends no rows.
-enum PlanStatus : std::int32_t { kPlanGood, kPlanBadExpert, kPlanOverflow };
-
 // Experts to slots to ranks, as in Placement.
 struct PlacementArrays {
   const std::int32_t* expert_begin;  // [experts + 1] into expert_slots
@@ -100,12 +120,19 @@ struct CountArgs {
   const void* ids;       // int32 or int64 [tokens, topk], logical experts or -1
   const float* weights;  // [tokens, topk], or null: all 1
   std::byte* workspace;  // count_workspace_bytes(), zeros before the first use and never cleared
+  std::int64_t* loads;   // [slots] rows that arrived, added up; or null
+  PlanReport* report;  // pinned host memory: the first bad plan that the host has not seen; or null
+  std::int64_t wrong;  // what a wrong number in the call is, if `call_status` says so
+  std::uint64_t placement_hash;  // of kPlacementBits
+  std::int32_t call_status;      // a PlanFault that the host has found; then there are no tokens
   bool ids_are_int64;
-  std::int32_t chunk_tokens;   // tokens a block counts
-  std::int32_t alignment;      // grouped: rows of each slot's segment are a multiple of this
-  std::int32_t rows_per_slot;  // slots: rows of each slot; 0: grouped
-  std::int32_t row_limit;      // grouped: most rows of a rank with padding; 0: no limit
+  std::int32_t chunk_tokens;      // tokens a block counts
+  std::int32_t workspace_blocks;  // blocks that the workspace was made for
+  std::int32_t alignment;         // grouped: rows of each slot's segment are a multiple of this
+  std::int32_t rows_per_slot;     // slots: rows of each slot; 0: grouped
+  std::int32_t row_limit;         // grouped: most rows of a rank, padding not counted; 0: no limit
 };
+inline constexpr int kPlacementBits = 40;
 
 // What dispatch_send sends, and how.
 struct Outgoing {
@@ -114,8 +141,9 @@ struct Outgoing {
   std::uint64_t scale_pitch;  // quantised rows: from one row to the next in the plane of scales
   std::uint32_t generation;
   Rows rows;
-  bool entries;  // write TokenEntry records
-  bool receive;  // also do what dispatch_recv does for rows that need no filling: wait for all
+  bool entries;     // write TokenEntry records
+  bool unweighted;  // the experts multiply: in the records each row counts once, with weight 1
+  bool receive;     // also do what dispatch_recv does for rows that need no filling: wait for all
 };
 
 struct DispatchSendArgs {
@@ -130,12 +158,21 @@ struct PlanDispatchArgs {
   Outgoing send;
 };
 
+// As Received::TokenChoice.
+struct TokenChoice {
+  std::int32_t local_slot;
+  float weight;
+  std::int32_t position;
+};
+
 struct DispatchRecvArgs {
   RankContext context;
   PlanArrays plan;
   std::uint32_t generation;
   Rows rows;
   std::int32_t local_slots;  // grouped: zero the padding between their segments; 0: nothing to do
+  TokenChoice* choices;      // Rows::per_rank: [token rows, topk], or null
+  std::int32_t* gather;      // then: [grouped positions], the row of each
 };
 
 // Where a token's terms lie and how they are summed.
@@ -163,7 +200,31 @@ struct CombineRecvArgs {
   std::uint32_t generation;
   DType dtype;  // bf16, f16 or f32
   Sum sum;
-  bool send;  // also do what combine_send does without partials: signal the peers
+  bool send;        // also do what combine_send does without partials: signal the peers
+  bool unweighted;  // the experts have multiplied: all weights are 1
+};
+
+// Rows of a plan's arrivals from one memory to another of the same rank: results into the window, or
+// rows out of it.
+struct CopyRowsArgs {
+  PlanArrays plan;
+  const std::byte* from;
+  std::byte* to;
+  std::uint64_t from_pitch;
+  std::uint64_t to_pitch;
+  std::uint64_t row_bytes;
+  Rows rows;  // per_rank: all token rows, else the rows of each slot
+  std::int32_t local_slots;
+  bool padding;  // grouped: the rows between the segments too
+};
+
+// What the host asks a rank's device to tell its peers.
+struct TellArgs {
+  RankContext context;
+  layout::Fault fault;       // cause 0: none, but credits instead
+  std::uint32_t generation;  // of the credits
+  bool send;                 // tell the peers that this rank is done with the generation
+  bool receive;              // wait until all have told
 };
 
 template <typename Args>

@@ -78,7 +78,7 @@ __device__ inline Destinations destinations_of(const RankContext& context, const
                                                const Choice& choice, int lane) {
   const bool first_of_rank = is_first_with(choice.dest, lane);
   const bool sends =
-      send.rows == Rows::per_slot ? choice.dest >= 0 && !choice.repeat : first_of_rank;
+      send.rows == Rows::per_slot ? choice.row >= 0 && !choice.repeat : first_of_rank;
   const std::int32_t row = send.rows == Rows::per_rank ? choice.token_row : choice.row;
   std::byte* to = nullptr;
   if (sends) {
@@ -96,16 +96,18 @@ __device__ inline std::byte* scales_at(const RankContext& context, const Outgoin
 }
 
 // Tells each rank that gets a row of this token which of its choices are there, and where.
-__device__ inline void write_entries(const RankContext& context, std::uint32_t generation,
+__device__ inline void write_entries(const RankContext& context, const Outgoing& send,
                                      const Choice& choice, unsigned first_of_rank, int lane) {
+  const bool counted = !send.unweighted || !choice.repeat;
+  const float weight = send.unweighted ? 1.0F : choice.weight;
   for_each_lane(first_of_rank, [&](int source) {
     const std::int32_t peer = __shfl_sync(kAllLanes, choice.dest, source);
     const std::int32_t token_row = __shfl_sync(kAllLanes, choice.token_row, source);
     if (lane >= context.topk) return;
     auto* entries = window_at<layout::TokenEntry>(
         context, peer,
-        context.layout.token_entries(generation, static_cast<std::uint64_t>(token_row)));
-    entries[lane] = {choice.dest == peer ? choice.row : -1, choice.weight};
+        context.layout.token_entries(send.generation, static_cast<std::uint64_t>(token_row)));
+    entries[lane] = {choice.dest == peer && counted ? choice.row : -1, weight};
   });
 }
 

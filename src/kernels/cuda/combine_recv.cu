@@ -20,8 +20,11 @@ struct Source {
 template <Arithmetic kArithmetic>
 __device__ Source load_source(const CombineRecvArgs& args, std::uint32_t token, int lane) {
   const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
-  if constexpr (kArithmetic == Arithmetic::plain) return {choice.dest, choice.token_row, 1.0F};
-  return {choice.dest, choice.row, choice.weight};
+  // A row that serves two choices was multiplied by both weights by experts that multiply.
+  const bool counts = choice.row >= 0 && !(args.unweighted && choice.repeat);
+  const std::int32_t dest = counts ? choice.dest : -1;
+  if constexpr (kArithmetic == Arithmetic::plain) return {dest, choice.token_row, 1.0F};
+  return {dest, choice.row, args.unweighted ? 1.0F : choice.weight};
 }
 
 // One warp: lists the terms of a token in the order in which they are summed; returns how many.

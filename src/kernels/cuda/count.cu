@@ -12,18 +12,15 @@ namespace wherry::kernels::cuda {
 
 namespace {
 
-constexpr int kMaxCountShared = 200 * 1024;
-
-// A block's message to the other blocks of its rank: the first bad choice, then the quads.
+// A block's message to the other blocks of its rank: the first bad choice, then the quads. All blocks
+// of the workspace write theirs whenever several count, so every word holds the epoch before.
 constexpr int kBlockHeaderPairs = 1;
 __host__ __device__ constexpr int block_pairs(int slots, int ranks) {
   return kBlockHeaderPairs + count_quads(slots, ranks);
 }
-__device__ WordPair* block_message(const CountArgs& args, std::uint32_t generation, int blocks,
-                                   int block) {
+__device__ WordPair* block_message(const CountArgs& args, int block) {
   const int pairs = block_pairs(args.placement.slots, args.context.ranks);
-  return reinterpret_cast<WordPair*>(args.workspace) +
-         (static_cast<int>(generation) * blocks + block) * pairs;
+  return reinterpret_cast<WordPair*>(args.workspace) + block * pairs;
 }
 
 // Tokens [begin, end) of a block.
@@ -47,19 +44,19 @@ struct OverBlocks {
 };
 __device__ OverBlocks sum_over_blocks(const CountArgs& args, const StageInfo& info, int pair,
                                       const WordPair& mine, int blocks) {
+  // `info` is about the rank's blocks: its epoch is theirs.
   constexpr int kInFlight = 8;
   const int block = static_cast<int>(blockIdx.x);
   OverBlocks sum{{0, 0, 0, 0}, {0, 0, 0, 0}, kNoBadChoice, false};
   WordPair earlier{0, 0};
   WordPair all{0, 0};
-  store_pair_system(block_message(args, info.generation, blocks, block) + pair, mine);
+  store_pair_system(block_message(args, block) + pair, mine);
   const std::uint64_t stride =
       static_cast<std::uint64_t>(block_pairs(args.placement.slots, args.context.ranks)) *
       sizeof(WordPair);
   for (int first = 0; first < blocks; first += kInFlight) {
     WordPair pairs[kInFlight];
-    const auto* from = reinterpret_cast<const std::byte*>(
-        block_message(args, info.generation, blocks, first) + pair);
+    const auto* from = reinterpret_cast<const std::byte*>(block_message(args, first) + pair);
     if (!receive_pairs(args.context, info, from, stride, min(kInFlight, blocks - first),
                        args.context.rank, 0, pairs)) {
       sum.failed = true;
@@ -82,8 +79,8 @@ __device__ OverBlocks sum_over_blocks(const CountArgs& args, const StageInfo& in
 // One block, all threads. Afterwards base[entry] holds the rows of earlier blocks. False: a wait
 // failed.
 __device__ bool exchange_counts(const CountArgs& args, const CountShared& shared,
-                                const StageInfo& info, int used_warps, int blocks,
-                                std::uint64_t bad) {
+                                const StageInfo& info, const StageInfo& among_blocks,
+                                int used_warps, int blocks, std::uint64_t bad) {
   const int block = static_cast<int>(blockIdx.x);
   const std::uint64_t message = args.context.layout.count_message(
       info.generation, static_cast<std::uint64_t>(args.context.rank));
@@ -95,11 +92,11 @@ __device__ bool exchange_counts(const CountArgs& args, const CountShared& shared
     OverBlocks sum{{0, 0, 0, 0}, {0, 0, 0, 0}, bad, false};
     if (!is_header) sum.total = sum_over_warps(shared, i, used_warps);
     if (blocks > 1) {
-      const WordPair mine = is_header
-                                ? WordPair{pack_word(info.epoch, bad), pack_word(info.epoch, 0)}
-                                : pack_quad(info.epoch, sum.total);
+      const WordPair mine =
+          is_header ? WordPair{pack_word(among_blocks.epoch, bad), pack_word(among_blocks.epoch, 0)}
+                    : pack_quad(among_blocks.epoch, sum.total);
       const int pair = is_header ? 0 : kBlockHeaderPairs + i;
-      sum = sum_over_blocks(args, info, pair, mine, blocks);
+      sum = sum_over_blocks(args, among_blocks, pair, mine, blocks);
       failed |= sum.failed ? 1 : 0;
       if (sum.failed) break;
     }
@@ -156,7 +153,8 @@ __global__ void __launch_bounds__(kCountThreads)
   __shared__ unsigned flags;
   const CountArgs& args = table.rank[blockIdx.y];
   const RankContext& context = args.context;
-  const int blocks = num_counting_blocks(args.plan.tokens, args.chunk_tokens);
+  const int blocks =
+      num_counting_blocks(args.plan.tokens, args.chunk_tokens) > 1 ? args.workspace_blocks : 1;
   if (static_cast<int>(blockIdx.x) >= blocks) return;
   touch_arguments(args, context);
   const CountShared shared = count_shared(memory, args);
@@ -177,6 +175,7 @@ __global__ void __launch_bounds__(kCountThreads)
     flags = 0;
   }
   RankState& state = *context.state;
+  const std::uint32_t shared_plans = state.shared_plans;
   const StageBegin begin = begin_stage(context, state.plans);
   if (begin.failed) return;
   const std::uint32_t plans = begin.epoch - 1;
@@ -187,28 +186,33 @@ __global__ void __launch_bounds__(kCountThreads)
               {args.plan.slot, args.plan.dest, args.plan.row, args.plan.token_row},
               args.plan.repeat, &bad);
     __syncthreads();
-    if (!exchange_counts(args, shared, info, run.used_warps, blocks, bad)) return;
+    const StageInfo among_blocks{info.stage, info.channel, info.generation, shared_plans + 1};
+    if (!exchange_counts(args, shared, info, among_blocks, run.used_warps, blocks, bad)) return;
     add_earlier(args, shared, run);
     __syncthreads();  // base is written again
   }
   if constexpr (kStep != CountStep::send) {
     const bool writes = blockIdx.x == 0;
-    switch (receive_counts(args, shared, info, writes, &flags, chunk.begin, chunk.end)) {
+    switch (
+        receive_counts(args, shared, info, begin.epoch, writes, &flags, chunk.begin, chunk.end)) {
       case Placed::failed: return;
       case Placed::poisoned: break;
       case Placed::good:
         if (writes && warp_index() == 0) write_arrivals(args, shared);
+        if (writes) add_loads(args, shared);
         add_base(args, shared, chunk);
     }
     if (threadIdx.x == 0 &&
         is_last_to_leave(state, Arrival::planned, static_cast<std::uint32_t>(blocks))) {
       state.plans = plans + 1;
+      if (blocks > 1) state.shared_plans = shared_plans + 1;
     }
   }
 }
 
 template <CountStep kStep>
-cudaError_t launch(const RankTable<CountArgs>& table, int ranks, cudaStream_t stream) {
+cudaError_t launch(const RankTable<CountArgs>& table, int ranks, int available,
+                   cudaStream_t stream) {
   const CountArgs& args = table.rank[0];
   const CountSizes sizes{args.placement.experts, args.placement.slots, args.context.ranks};
   const int fixed_bytes = sizes.fixed() * static_cast<int>(sizeof(std::int32_t));
@@ -217,16 +221,15 @@ cudaError_t launch(const RankTable<CountArgs>& table, int ranks, cudaStream_t st
   int most_tokens = 1;
   for (int rank = 0; rank < ranks; ++rank) {
     const CountArgs& each = table.rank[rank];
-    const int counting = num_counting_blocks(each.plan.tokens, each.chunk_tokens);
-    blocks = counting > blocks ? counting : blocks;
+    const bool several = num_counting_blocks(each.plan.tokens, each.chunk_tokens) > 1;
+    if (several && each.workspace_blocks > blocks) blocks = each.workspace_blocks;
     most_tokens = each.chunk_tokens > most_tokens ? each.chunk_tokens : most_tokens;
   }
   const int step = kWarpLanes / args.context.topk;
   int warps = (most_tokens + step - 1) / step;
   if (warps > kCountWarps) warps = kCountWarps;
-  if (warps > (kMaxCountShared - fixed_bytes) / warp_bytes) {
-    warps = (kMaxCountShared - fixed_bytes) / warp_bytes;
-  }
+  if (warps > (available - fixed_bytes) / warp_bytes)
+    warps = (available - fixed_bytes) / warp_bytes;
   if (warps < 1) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
   const auto shared_bytes = static_cast<std::size_t>(fixed_bytes + warps * warp_bytes);
@@ -243,28 +246,45 @@ int choose_chunk_tokens(int tokens, int blocks, int topk) {
 }
 
 std::size_t count_workspace_bytes(int blocks, int slots, int ranks) {
-  return static_cast<std::size_t>(layout::kCountGenerations) * static_cast<std::size_t>(blocks) *
-         static_cast<std::size_t>(block_pairs(slots, ranks)) * sizeof(WordPair);
+  return static_cast<std::size_t>(blocks) * static_cast<std::size_t>(block_pairs(slots, ranks)) *
+         sizeof(WordPair);
+}
+
+bool plan_fits(int experts, int slots, int ranks, int shared_bytes) {
+  const CountSizes sizes{experts, slots, ranks};
+  return (sizes.fixed() + sizes.entries()) * static_cast<int>(sizeof(std::int32_t)) <= shared_bytes;
 }
 
 cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, CountStep step,
-                         cudaStream_t stream) {
+                         cudaStream_t stream, int shared_bytes) {
   switch (step) {
-    case CountStep::send: return launch<CountStep::send>(table, ranks, stream);
-    case CountStep::recv: return launch<CountStep::recv>(table, ranks, stream);
-    case CountStep::both: return launch<CountStep::both>(table, ranks, stream);
+    case CountStep::send: return launch<CountStep::send>(table, ranks, shared_bytes, stream);
+    case CountStep::recv: return launch<CountStep::recv>(table, ranks, shared_bytes, stream);
+    case CountStep::both: return launch<CountStep::both>(table, ranks, shared_bytes, stream);
   }
   return cudaErrorInvalidValue;
 }
 
+cudaError_t shared_bytes_of_block(int& bytes) {
+  constexpr int kStatic = 4 * 1024;
+  int device = 0;
+  int most = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  bytes = most - kStatic;
+  return error;
+}
+
 cudaError_t prepare_count() {
-  for (const cudaError_t each :
-       {cudaFuncSetAttribute(count<CountStep::send>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kMaxCountShared),
-        cudaFuncSetAttribute(count<CountStep::recv>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kMaxCountShared),
-        cudaFuncSetAttribute(count<CountStep::both>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kMaxCountShared)}) {
+  int bytes = 0;
+  const cudaError_t asked = shared_bytes_of_block(bytes);
+  if (asked != cudaSuccess) return asked;
+  constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  for (const cudaError_t each : {cudaFuncSetAttribute(count<CountStep::send>, kAttribute, bytes),
+                                 cudaFuncSetAttribute(count<CountStep::recv>, kAttribute, bytes),
+                                 cudaFuncSetAttribute(count<CountStep::both>, kAttribute, bytes)}) {
     if (each != cudaSuccess) return each;
   }
   return cudaSuccess;

@@ -7,8 +7,8 @@
 //
 // A message is the region of layout.hpp with other contents: its 32 bytes of header and its entries
 // are pairs of words that carry their epoch (signals.cuh). Header: word 0 is the token with a bad
-// choice and, above 32 bits, the PlanStatus; word 1 the choice; words 2 and 3 the id. Entries: two
-// counts of 24 bits a word, so a pair is a quad, in just the 16 bytes that four int32 would take.
+// choice and, above 32 bits, the PlanStatus; word 1 the choice and, above 8 bits, the hash of the
+// placement; words 2 and 3 the id. Entries: two counts of 24 bits a word, so a pair is a quad, in just the 16 bytes that four int32 would take.
 #pragma once
 
 #include <cstdint>
@@ -271,16 +271,29 @@ __device__ inline void add_to(WordPair& sum, const WordPair& data) {
   sum.second += data.second;
 }
 
-// The header of a message: what is wrong with the first bad choice, or nothing.
+inline constexpr int kChoiceBits = 8;
+static_assert(kChoiceBits + kPlacementBits == kWordDataBits);
+__host__ __device__ constexpr std::uint64_t hash_of_header(std::uint64_t second_word) {
+  return second_word >> kChoiceBits;
+}
+
+// The header of a message: where the experts are believed to be, and what is wrong with the call or
+// with the first bad choice.
 __device__ inline WordPair header_pair(const CountArgs& args, std::uint32_t epoch, int which,
                                        std::uint64_t bad) {
-  if (bad == kNoBadChoice) return {pack_word(epoch, 0), pack_word(epoch, 0)};
   const auto topk = static_cast<std::uint64_t>(args.context.topk);
-  if (which == 0) {
-    return {pack_word(epoch, (std::uint64_t{kPlanBadExpert} << 32) | (bad / topk)),
-            pack_word(epoch, bad % topk)};
+  auto status = static_cast<std::uint64_t>(args.call_status);
+  std::uint64_t at = 0;
+  auto id = static_cast<std::uint64_t>(args.wrong);
+  if (bad != kNoBadChoice) {
+    status = kPlanBadExpert;
+    at = bad;
+    if (which != 0) id = static_cast<std::uint64_t>(load_id(args, bad));
   }
-  const auto id = static_cast<std::uint64_t>(load_id(args, bad));
+  if (which == 0) {
+    return {pack_word(epoch, (status << 32) | (at / topk)),
+            pack_word(epoch, (args.placement_hash << kChoiceBits) | (at % topk))};
+  }
   return {pack_word(epoch, id), pack_word(epoch, id >> kWordDataBits)};
 }
 // One thread a pair of the message: to the peers that this block tells.

@@ -1,6 +1,6 @@
 // Stage 3, dispatch_recv: waits for every peer's rows. With Rows::first_slot the rows of a token's
 // further slots on this rank are then filled from the one that crossed the link; with grouped
-// layouts the padding between segments is zeroed.
+// layouts the padding between segments is zeroed, with `tokens` the rows of each slot are listed.
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/signals.cuh"
@@ -77,6 +77,33 @@ __device__ void zero_padding(const DispatchRecvArgs& args) {
   }
 }
 
+// Layout::tokens: what each choice of a row is to this rank, and which row each grouped position takes.
+__device__ void list_choices(const DispatchRecvArgs& args) {
+  const RankContext& context = args.context;
+  const auto topk = static_cast<std::uint32_t>(context.topk);
+  const std::uint32_t choices =
+      static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]) * topk;
+  const auto* entries = window_at<layout::TokenEntry>(
+      context, context.rank, context.layout.token_entries(args.generation, 0));
+  for (std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x; at < choices;
+       at += gridDim.x * blockDim.x) {
+    const layout::TokenEntry entry = entries[at];
+    TokenChoice choice{-1, entry.weight, entry.position};
+    if (entry.position >= 0) {
+      // The last slot that begins at or before the position, empty slots left out.
+      std::int32_t low = 0;
+      std::int32_t high = args.local_slots;
+      while (high - low > 1) {
+        const std::int32_t middle = (low + high) / 2;
+        (args.plan.slot_begin[middle] <= entry.position ? low : high) = middle;
+      }
+      choice.local_slot = low;
+      args.gather[entry.position] = static_cast<std::int32_t>(at / topk);
+    }
+    args.choices[at] = choice;
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     dispatch_recv(const __grid_constant__ RankTable<DispatchRecvArgs> table) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
@@ -91,7 +118,11 @@ __global__ void __launch_bounds__(kThreads)
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_from[peer]}; });
   if (!complete) return;
   if (args.rows == Rows::first_slot) fill_further_slots(args);
-  zero_padding(args);
+  if (args.choices != nullptr) {
+    list_choices(args);
+  } else {
+    zero_padding(args);
+  }
   if (threadIdx.x == 0 && is_last_to_leave(*context.state, Arrival::dispatch_received, gridDim.x)) {
     received = begin.epoch;
   }

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
       if (index >= kStoresInFlight && coming < count) load(coming, coming % kStages);
     }
     if (args.send.entries && piece == 0) {
-      write_entries(args.context, args.send.generation, choice, destinations.first_of_rank, lane);
+      write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
     if (++stage == kStages) {
       stage = 0;
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kCopyThreads)
       });
     }
     if (args.send.entries && piece == 0) {
-      write_entries(args.context, args.send.generation, choice, destinations.first_of_rank, lane);
+      write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
   }
   finish_dispatch_send(args, begin.epoch);
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kCopyThreads)
       if (writes_scale) scales[element / kBlockElements] = scale;
     });
     if (args.send.entries && piece == 0) {
-      write_entries(args.context, args.send.generation, choice, destinations.first_of_rank, lane);
+      write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
   }
   finish_dispatch_send(args, begin.epoch);
@@ -276,7 +276,8 @@ cudaError_t launch_copy(const RankTable<DispatchSendArgs>& table, int ranks,
 template <int kStages, int kStoresInFlight>
 cudaError_t allow_shared() {
   return cudaFuncSetAttribute(dispatch_send_bulk<kStages, kStoresInFlight>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, kBulkSharedBytes);
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(kBulkSharedBytes));
 }
 
 }  // namespace
@@ -341,14 +342,24 @@ cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, 
   return cudaGetLastError();
 }
 
+cudaError_t has_bulk_copies(int device, bool& has) {
+  int major = 0;
+  int shared = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  // sm_120 has the instructions and 99 KiB: its rows go by ordinary copies.
+  has = major >= 9 && shared >= static_cast<int>(kBulkSharedBytes);
+  return error;
+}
+
 cudaError_t prepare_dispatch_send() {
   int device = 0;
-  int major = 0;
+  bool bulk = false;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error != cudaSuccess || major < 9) return error;
+  if (error == cudaSuccess) error = has_bulk_copies(device, bulk);
+  if (error != cudaSuccess || !bulk) return error;
   for (const cudaError_t each :
        {allow_shared<2, 1>(), allow_shared<3, 1>(), allow_shared<6, 2>(), allow_shared<6, 3>()}) {
     if (each != cudaSuccess) return each;

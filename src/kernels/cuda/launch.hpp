@@ -64,7 +64,7 @@ enum class CountStep { send, recv, both };
 }
 [[nodiscard]] std::size_t count_workspace_bytes(int blocks, int slots, int ranks);
 cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, CountStep step,
-                         cudaStream_t stream);
+                         cudaStream_t stream, int shared_bytes = 200 * 1024);
 
 // Stages 2 and 3 in one launch, for few tokens: every block counts all tokens of its rank, and has its
 // own tokens' rows ready in shared memory when the counts arrive.
@@ -85,6 +85,7 @@ struct PlanDispatchJob {
   std::uint64_t row_bytes = 0;
   std::uint64_t scale_pitch = 0;  // 0: rows travel as they are
   bool bulk = false;              // the device has bulk copies
+  int shared_bytes = 224 * 1024;  // a block may have: shared_bytes_of_block()
 };
 // Pure.
 [[nodiscard]] PlanDispatchShape choose_plan_dispatch_shape(const PlanDispatchJob& job);
@@ -107,10 +108,23 @@ cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ran
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
                                 const CombineShape& shape, cudaStream_t stream);
 
+// Before stage 5 where results are not in the window yet, or after stage 3 where rows shall not stay
+// there. `blocks` are of this rank alone: nothing in it waits.
+cudaError_t launch_copy_rows(const CopyRowsArgs& args, int blocks, cudaStream_t stream);
+
+// Credits of a generation, or the fault that ends the exchange everywhere.
+cudaError_t launch_tell(const RankTable<TellArgs>& table, int ranks, cudaStream_t stream);
+
+// Dynamic shared memory that a block of the current device may have, beside a few KiB of static.
+cudaError_t shared_bytes_of_block(int& bytes);
+// Whether the device can run launches with DispatchShape::stages.
+cudaError_t has_bulk_copies(int device, bool& has);
 // Loads every kernel, so that no launch that waits for another is the first to load one, and
 // raises the shared memory limits.
 cudaError_t prepare_dispatch_send();
 cudaError_t prepare_count();
 cudaError_t prepare_plan_dispatch();
+// Whether a plan of so many experts, slots and ranks fits into `shared_bytes`. Pure.
+[[nodiscard]] bool plan_fits(int experts, int slots, int ranks, int shared_bytes);
 
 }  // namespace wherry::kernels::cuda

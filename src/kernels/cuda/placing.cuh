@@ -7,7 +7,7 @@
 namespace wherry::kernels::cuda {
 
 // Bits of the flags that a block's threads raise while they receive counts.
-enum PlanFlag : unsigned { kFlagWait = 1, kFlagBad = 2, kFlagFull = 4 };
+enum PlanFlag : unsigned { kFlagWait = 1, kFlagBad = 2, kFlagFull = 4, kFlagPlacement = 8 };
 
 // One thread: a pair of the messages of all ranks, either the header or entries [4 * quad, 4 * quad + 4).
 // With rows_per_slot the base is final; otherwise it lacks where the segment begins (scan_segments).
@@ -24,6 +24,7 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
   WordPair earlier{0, 0};
   WordPair own{0, 0};
   WordPair all{0, 0};
+  unsigned flags = 0;
 #pragma unroll 1
   for (int first = 0; first < context.ranks; first += kInFlight) {
     WordPair pairs[kInFlight];
@@ -39,6 +40,7 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
       if (source < context.rank) add_to(earlier, data);
       if (source == context.rank) own = data;
       add_to(all, data);
+      if (quad < 0 && hash_of_header(data.second) != args.placement_hash) flags = kFlagPlacement;
       if (my_entry / 4 != quad) continue;
       const std::uint64_t word = my_entry % 4 < 2 ? data.first : data.second;
       shared.from[source] = static_cast<std::int32_t>(word >> (my_entry % 2 * kCountBits) &
@@ -48,8 +50,7 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
   const int4 before = unpack_quad(earlier);
   const int4 mine = unpack_quad(own);
   const int4 total = unpack_quad(all);
-  if (quad < 0) return total.y != 0 ? kFlagBad : 0;  // the only the status is in these bits
-  unsigned flags = 0;
+  if (quad < 0) return flags | (total.y != 0 ? kFlagBad : 0U);  // only the status is in these bits
   const int befores[4] = {before.x, before.y, before.z, before.w};
   const int mines[4] = {mine.x, mine.y, mine.z, mine.w};
   const int totals[4] = {total.x, total.y, total.z, total.w};
@@ -74,7 +75,7 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
 
 // One warp: where the segments of one rank's slots begin, each a multiple of the alignment. Adds that
 // to the base; for this rank, if it `writes`, also what the plan says of arrivals. Returns the rows
-// of the rank with padding.
+// of the rank, padding not counted.
 __device__ inline std::int32_t scan_segments(const CountArgs& args, const CountShared& shared,
                                              int rank, bool writes, bool add) {
   const int lane = lane_index();
@@ -108,15 +109,83 @@ __device__ inline std::int32_t scan_segments(const CountArgs& args, const CountS
     rows += total;
     carried += __shfl_sync(kAllLanes, end, kWarpLanes - 1);
   }
-  if (mine) {
-    const auto received =
-        static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(rows)));
-    if (lane == 0) {
-      args.plan.slot_begin[local_slots] = carried;
-      args.plan.totals[kRowsReceived] = received;
+  const auto received =
+      static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(rows)));
+  if (mine && lane == 0) {
+    args.plan.slot_begin[local_slots] = carried;
+    args.plan.totals[kRowsReceived] = received;
+  }
+  return received;
+}
+
+// One thread: what is wrong with this plan, for its owner and for whoever asks the exchange.
+__device__ __noinline__ inline void report_plan(const CountArgs& args, const CountShared& shared,
+                                                const StageInfo& info, std::int32_t status,
+                                                std::uint32_t serial) {
+  const RankContext& context = args.context;
+  PlanReport report{0, 0, status, -1, -1, -1, -1, 0};
+  for (int peer = 0; peer < context.ranks && status != kPlanOverflow && report.peer < 0; ++peer) {
+    const auto* message = own_window_at<WordPair>(
+        context, context.layout.count_message(info.generation, static_cast<std::uint64_t>(peer)));
+    const WordPair first = data_of(load_pair_system(message));
+    WordPair second = load_pair_system(message + 1);
+    if (status == kPlanOtherPlacement) {
+      if (hash_of_header(first.second) != args.placement_hash) report.peer = peer;
+      continue;
+    }
+    if (first.first >> 32 == 0) continue;
+    // This pair is not among those that all have waited for.
+    Patience patience;
+    while (!holds_epoch(second, info.epoch) && patience.lasts(context, info, peer)) {
+      second = load_pair_system(message + 1);
+    }
+    const WordPair id = data_of(second);
+    report.peer = peer;
+    report.status = static_cast<std::int32_t>(first.first >> 32);
+    report.token = static_cast<std::int32_t>(first.first);
+    report.choice = static_cast<std::int32_t>(first.second & ((1U << kChoiceBits) - 1));
+    report.id = static_cast<std::int64_t>(id.first | (id.second << kWordDataBits));
+  }
+  const auto most_token_rows = static_cast<std::int64_t>(context.layout.token_row_capacity);
+  for (int peer = 0; peer < context.ranks && status == kPlanOverflow && report.peer < 0; ++peer) {
+    std::int64_t rows = 0;
+    for (int slot = shared.slot_begin[peer]; slot < shared.slot_begin[peer + 1]; ++slot) {
+      const std::int32_t total = shared.total[slot];
+      if (args.rows_per_slot > 0 && total > args.rows_per_slot && report.peer < 0) {
+        report.peer = peer;
+        report.slot = slot;
+        report.rows = total;
+      }
+      rows += total;
+    }
+    const std::int64_t token_rows = shared.total[args.placement.slots + peer];
+    if (args.row_limit > 0 && rows > args.row_limit) {
+      report.peer = peer;
+      report.rows = rows;
+    } else if (most_token_rows != 0 && token_rows > most_token_rows) {
+      report.peer = peer;
+      report.rows = token_rows;
     }
   }
-  return carried;
+  report.serial = serial;
+  if (args.plan.report != nullptr) *args.plan.report = report;
+  if (args.report == nullptr) return;
+  auto* known = reinterpret_cast<volatile std::uint32_t*>(&args.report->serial);
+  if (*known != 0) return;  // the host has not seen the one before
+  report.serial = 0;
+  *args.report = report;
+  fence_system();
+  *known = serial;
+}
+
+// One block, all threads: what arrived, for Exchange::loads().
+__device__ inline void add_loads(const CountArgs& args, const CountShared& shared) {
+  if (args.loads == nullptr) return;
+#pragma unroll 1
+  for (int slot = static_cast<int>(threadIdx.x); slot < args.placement.slots;
+       slot += static_cast<int>(blockDim.x)) {
+    args.loads[slot] += shared.total[slot];
+  }
 }
 
 // A poisoned plan: nothing travels.
@@ -158,11 +227,11 @@ __device__ inline void clear_plan(const CountArgs& args, const CountShared& shar
 enum class Placed { failed, poisoned, good };
 
 // One block, all threads: waits for the counts of all ranks and fills base, total, to and from. Only
-// the block that `writes` tells the plan; with rows_per_slot it does so later (write_arrivals), since
+// the block that `writes` tells the plan (the exchange's number `serial`); with rows_per_slot it does so later (write_arrivals), since
 // nothing waits for it. `flags` is shared memory, 0 before; tokens [begin, end) are the block's.
 __device__ inline Placed receive_counts(const CountArgs& args, const CountShared& shared,
-                                        const StageInfo& info, bool writes, unsigned* flags,
-                                        std::uint32_t begin, std::uint32_t end) {
+                                        const StageInfo& info, std::uint32_t serial, bool writes,
+                                        unsigned* flags, std::uint32_t begin, std::uint32_t end) {
   const int pairs = kHeaderPairs + shared.entries / 4;
 #pragma unroll 1
   for (int pair = static_cast<int>(threadIdx.x); pair < pairs;
@@ -185,9 +254,12 @@ __device__ inline Placed receive_counts(const CountArgs& args, const CountShared
   const unsigned raised = *flags;
   if ((raised & kFlagWait) != 0) return Placed::failed;
   if (raised == 0) return Placed::good;
+  const PlanStatus status = (raised & kFlagBad) != 0         ? kPlanBadExpert
+                            : (raised & kFlagPlacement) != 0 ? kPlanOtherPlacement
+                                                             : kPlanOverflow;
+  if (writes && threadIdx.x == 0) report_plan(args, shared, info, status, serial);
   __syncthreads();
-  clear_plan(args, shared, writes, (raised & kFlagBad) != 0 ? kPlanBadExpert : kPlanOverflow, begin,
-             end);
+  clear_plan(args, shared, writes, status, begin, end);
   __syncthreads();
   return Placed::poisoned;
 }
@@ -202,6 +274,7 @@ __device__ inline void write_arrivals(const CountArgs& args, const CountShared& 
     args.plan.token_rows_to[peer] = shared.to[peer];
   }
   if (lane == 0) {
+    if (args.plan.report != nullptr) args.plan.report->serial = 0;
     args.plan.totals[kTokenRowsReceived] = shared.total[args.placement.slots + args.context.rank];
     args.plan.totals[kPlanStatus] = kPlanGood;
   }

@@ -15,7 +15,6 @@ namespace wherry::kernels::cuda {
 
 namespace {
 
-constexpr std::size_t kMaxPlanShared = 224 * 1024;
 constexpr std::uint32_t kPartTokens =
     4;  // made ready at a time; 2: 37.3 us instead of 34.8 with 128 tokens
 constexpr int kMaxChoices =
@@ -243,7 +242,7 @@ __device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, co
     }
     if (args.send.entries && piece == 0) {
       choice.weight = weight_of(count, token, lane);
-      write_entries(context, args.send.generation, choice, to.first_of_rank, lane);
+      write_entries(context, args.send, choice, to.first_of_rank, lane);
     }
   }
 }
@@ -380,7 +379,8 @@ __global__ void __launch_bounds__(kCountThreads)
     stage<kQuantised, kBulk>(args, part, chunk.begin, staging);
     if (!counted) {
       // Its barrier also says that these rows are staged and all warps' counts summed.
-      placed = receive_counts(count, shared, info, blockIdx.x == 0, &flags, chunk.begin, chunk.end);
+      placed = receive_counts(count, shared, info, begin.epoch, blockIdx.x == 0, &flags,
+                              chunk.begin, chunk.end);
       if (placed == Placed::failed) return;
       if (placed == Placed::poisoned) break;
     } else {
@@ -397,7 +397,10 @@ __global__ void __launch_bounds__(kCountThreads)
   const bool last =
       is_last_block(*context.state, Arrival::dispatch_sent, static_cast<std::uint32_t>(blocks));
   if (last && warp_index() == 0) signal(args, shared, step);
-  if (placed == Placed::good) write_plan(count, ready, chunk);
+  if (placed == Placed::good) {
+    write_plan(count, ready, chunk);
+    if (blockIdx.x == 0) add_loads(count, shared);
+  }
   if (last && args.send.receive) wait(args, shared, step);
 }
 
@@ -419,10 +422,9 @@ cudaError_t launch(const RankTable<PlanDispatchArgs>& table, int ranks,
 }
 
 template <bool kQuantised, bool kBulk>
-cudaError_t allow_shared() {
+cudaError_t allow_shared(int shared_bytes) {
   return cudaFuncSetAttribute(plan_dispatch<kQuantised, kBulk>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(kMaxPlanShared));
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }
 
 }  // namespace
@@ -440,7 +442,7 @@ PlanDispatchShape choose_plan_dispatch_shape(const PlanDispatchJob& job) {
       static_cast<std::size_t>(chunk) *
           (layout::round_up(job.row_bytes, layout::kRowAlignment) + job.scale_pitch);
   const bool fits = job.row_bytes % 16 == 0 && job.tokens * job.topk <= kMaxChoices &&
-                    shape.shared_bytes <= kMaxPlanShared;
+                    shape.shared_bytes <= static_cast<std::size_t>(job.shared_bytes);
   shape.chunk_tokens = fits ? chunk : 0;
   return shape;
 }
@@ -457,8 +459,12 @@ cudaError_t launch_plan_dispatch(const RankTable<PlanDispatchArgs>& table, int r
 }
 
 cudaError_t prepare_plan_dispatch() {
-  for (const cudaError_t each : {allow_shared<true, true>(), allow_shared<true, false>(),
-                                 allow_shared<false, true>(), allow_shared<false, false>()}) {
+  int bytes = 0;
+  const cudaError_t asked = shared_bytes_of_block(bytes);
+  if (asked != cudaSuccess) return asked;
+  for (const cudaError_t each :
+       {allow_shared<true, true>(bytes), allow_shared<true, false>(bytes),
+        allow_shared<false, true>(bytes), allow_shared<false, false>(bytes)}) {
     if (each != cudaSuccess) return each;
   }
   return cudaSuccess;
