@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "wherry/error.hpp"
 #include "wherry/format.hpp"
 #include "wherry/group.hpp"
 #include "wherry/placement.hpp"
@@ -100,6 +101,8 @@ struct ExchangeConfig {
   int depth = 1;      // dispatches that may be in flight at once, 1..16
   Seconds deadline = kDefaultDeadline;  // of every wait
   int num_threads = 1;                  // threads this rank copies and sums with
+  int num_sms =
+      0;  // CUDA: blocks of a launch, one a multiprocessor; 0: 16, or what its ranks share
   bool populate = true;      // touch window pages at construction, not in the first steps
   std::string kernels = {};  // kernel set by name; empty: WHERRY_KERNELS, else the best
 
@@ -139,6 +142,19 @@ struct Received {
   std::span<const std::int32_t> gather;  // [slot_begin.back()], row of each grouped position
 
   std::uint64_t step = 0;  // which dispatch this is, counted from 1
+
+  // On CUDA the host does not know how many rows come: `rows` is all the room there is for them (its
+  // first slot_begin[slots_local] or token rows are filled), the spans above are empty, and the counts
+  // are here, in the device's memory, at addresses that stay as long as the plan (choices, gather: as
+  // the exchange). Plan::to_host() brings them to the host.
+  struct OnDevice {
+    const std::int32_t* slot_counts = nullptr;  // [slots_local]
+    const std::int32_t* slot_begin = nullptr;   // [slots_local + 1]
+    const std::int32_t* num_rows = nullptr;     // [2]: grouped rows without padding; token rows
+    const TokenChoice* choices = nullptr;       // tokens: [token rows, topk]
+    const std::int32_t* gather = nullptr;       // tokens: [slot_begin[slots_local]]
+  };
+  OnDevice device;
 };
 
 struct DispatchOptions {
@@ -169,11 +185,22 @@ struct Traffic {
   std::int64_t combine_rows = 0, combine_bytes = 0, combine_link_bytes = 0;
 };
 
+class DeviceExchange;
+
 // A collective object: constructed, used and destroyed by every rank of the group, with the halves
 // issued in the same order on all of them. One thread uses it at a time.
 //
 // After an error whose remedy is not "fix the call" the exchange stays failed: every later call
 // throws the first cause again.
+//
+// On a GPU (Device::cuda) every call is ordered in a stream, the one of set_stream(): it returns when its
+// kernels are launched, waits for nothing on the device, allocates nothing, and is legal while the stream
+// is captured. A captured graph holds whole multiples of `depth` steps and is captured when each
+// generation has been used once in the same way. All tensors, ids and weights are device memory. What
+// plan() finds wrong in the data (also a routing of the wrong shape) makes that step carry no rows and
+// is thrown, on all ranks, by Plan::to_host() and by the next check() after it has run. Ranks that are
+// threads of one process on one GPU launch together, so each call returns when all of them have made
+// it, and they use one stream.
 class Exchange {
   struct State;
 
@@ -182,6 +209,9 @@ class Exchange {
   // and both values, on every rank) and maps the windows of all peers. Throws bad_argument,
   // config_mismatch, out_of_memory, timeout, peer_failed.
   Exchange(const Group& group, const ExchangeConfig& config);
+  // The same on a device, which is of one kind on all ranks. On CUDA also throws unsupported (on every
+  // rank) for what the GPU kernels cannot do yet; the message says what.
+  Exchange(const Group& group, Device device, const ExchangeConfig& config);
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
   ~Exchange();
@@ -193,6 +223,11 @@ class Exchange {
   [[nodiscard]] std::string_view kernels() const noexcept;  // the set that runs
   [[nodiscard]] std::string_view fabric() const noexcept;   // how bytes reach the peers
   [[nodiscard]] std::uint64_t window_bytes() const noexcept;
+  [[nodiscard]] Device device() const noexcept;
+
+  // The cudaStream_t in which the following calls are ordered; null, as at first, is the default stream.
+  // The caller orders one stream after the other when it changes. Local; no effect on the CPU.
+  void set_stream(void* stream);
 
   // Local. Allocates everything that plan() will fill.
   [[nodiscard]] Plan make_plan() const;
@@ -212,11 +247,16 @@ class Exchange {
    private:
     friend class Exchange;
     State* state_ = nullptr;
+    DeviceExchange* device_ = nullptr;
     std::uint64_t step_ = 0;
   };
   [[nodiscard]] DispatchHandle dispatch_begin(const Plan& plan, ConstTensorView x,
                                               const DispatchOptions& options = {});
   Received dispatch(const Plan& plan, ConstTensorView x, const DispatchOptions& options = {});
+
+  // plan() and dispatch() in one call, which on CUDA is one launch where tokens are few (decode).
+  Received plan_dispatch(const Routing& routing, Plan& plan, ConstTensorView x,
+                         const DispatchOptions& options = {});
 
   // Where the experts may write the results of the oldest uncombined dispatch of `plan`, so that
   // combine need not copy them: one result row for each received row, in the same places. Throws
@@ -234,6 +274,7 @@ class Exchange {
    private:
     friend class Exchange;
     State* state_ = nullptr;
+    DeviceExchange* device_ = nullptr;
     std::uint64_t step_ = 0;
   };
   [[nodiscard]] CombineHandle combine_begin(const Plan& plan, ConstTensorView y, TensorView out,
@@ -245,15 +286,17 @@ class Exchange {
   // the dispatch that needs their generation. Collective in order, does not wait.
   void release(const Received& received);
 
-  // Throws the first cause if the exchange has failed, here or on a peer. Local.
+  // Throws the first cause if the exchange has failed, here or on a peer. Local. On CUDA it looks at what
+  // the device has found by now and does not wait for it; a bad plan is thrown once.
   void check();
 
   // Rows that each logical expert got from all ranks, summed over all plans since construction or
   // reset_loads(), [experts]. The same on every rank, for it costs no communication (plan() sees
   // everyone's counts): so every rank can balance() by it alone and find the same placement. A
-  // token that names an expert twice counts once, rows that were dropped count. Local.
-  [[nodiscard]] std::span<const std::int64_t> loads() const noexcept;
-  void reset_loads() noexcept;
+  // token that names an expert twice counts once, rows that were dropped count. Local. On CUDA of the
+  // plans that have run by now; copies them to the host, so not while a stream is captured.
+  [[nodiscard]] std::span<const std::int64_t> loads() const;
+  void reset_loads();
 
   // From the next plan() on, experts live where `placement` says: the same experts and ranks, the
   // same slots on every rank, other experts in them. Results do not change (by_token: not a bit).
@@ -261,14 +304,20 @@ class Exchange {
   // compares and throws config_mismatch on every rank where they differ. Dispatch refuses plans that
   // were filled before. Copying the weights is the caller's (moves() says which). Throws
   // bad_argument, and misuse while a half is in flight.
+  // (On CUDA it waits for the stream.)
   void set_placement(const Placement& placement);
+  // Not counted on CUDA.
   [[nodiscard]] Traffic traffic() const noexcept;
 
  private:
   friend std::vector<Exchange> make_sharing_exchanges(const Group& group,
                                                       std::span<const ExchangeConfig> configs);
   explicit Exchange(std::unique_ptr<State> state);
+  [[nodiscard]] DevicePlan& on_device(const Plan& plan, Stage stage) const;
+  void fill_shape(const Routing& routing, Plan& plan) const;
+  // One of the two: rows in the memory of the CPU, or of a device.
   std::unique_ptr<State> state_;
+  std::unique_ptr<DeviceExchange> device_;
 };
 
 // Exchanges that share one window (prefill and decode, layers of different shapes): each has its own

@@ -51,6 +51,7 @@ struct PlanData {
   [[nodiscard]] std::string to_string(std::int64_t max_tokens = 16) const;
 };
 
+class DevicePlan;
 class Exchange;
 
 // Made by Exchange::make_plan(), filled by Exchange::plan(). Movable; must not outlive its exchange
@@ -65,8 +66,12 @@ class Plan {
   [[nodiscard]] std::int64_t home_tokens() const noexcept {
     return data_.home_end - data_.home_begin;
   }
-  // The contents; empty until filled, and after a plan() that threw.
-  [[nodiscard]] const PlanData& to_host() const noexcept { return data_; }
+  // The contents; empty until filled, and after a plan() that threw. On CUDA, where plan() does not wait: waits until it has run, copies
+  // the contents to the host (all but rows_from), and throws what was found in the data: bad_argument,
+  // bad_routing, capacity, config_mismatch (placements), on every rank. Not while a stream is captured.
+  [[nodiscard]] const PlanData& to_host() const;
+  // Whether to_host() would not have to wait.
+  [[nodiscard]] bool ready() const;
 
  private:
   friend class Exchange;
@@ -75,6 +80,7 @@ class Plan {
   std::uint64_t serial_ = 0;       // which plan() filled it; the same on every rank
   std::uint64_t placement_ = 0;    // which placement of its exchange it was filled under
   bool filled_ = false;
+  std::shared_ptr<DevicePlan> device_;  // CUDA: where the contents are
 };
 
 }  // namespace wherry

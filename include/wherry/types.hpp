@@ -24,6 +24,20 @@ enum class DType : std::uint8_t { bf16, f16, f32, f64, raw };
 }
 [[nodiscard]] std::string_view name(DType dtype) noexcept;
 
+// Where the rows of an exchange are and its kernels run.
+struct Device {
+  enum class Kind : std::uint8_t { cpu, cuda };
+  Kind kind = Kind::cpu;
+  int ordinal = 0;  // of a GPU, as this process counts them
+
+  [[nodiscard]] static constexpr Device cpu() noexcept { return {}; }
+  [[nodiscard]] static constexpr Device cuda(int ordinal = 0) noexcept {
+    return {Kind::cuda, ordinal};
+  }
+  [[nodiscard]] bool operator==(const Device&) const = default;
+};
+[[nodiscard]] std::string_view name(Device::Kind kind) noexcept;
+
 // A matrix in the caller's memory or in a window: `rows` rows of `cols` elements, `pitch_bytes`
 // from one row to the next (0 means tightly packed). Non-owning; host memory unless said otherwise.
 template <typename Pointer>

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "exchange/device.hpp"
 #include "exchange/state.hpp"
 #include "support/check.hpp"
 
@@ -11,6 +12,7 @@ namespace wherry {
 using layout::Channel;
 
 TensorView Exchange::combine_input(const Plan& plan) {
+  if (device_) return device_->combine_input(on_device(plan, Stage::combine_send));
   State& s = *state_;
   s.check();
   s.check_plan(plan, Stage::combine_send);
@@ -52,6 +54,12 @@ void Exchange::State::place_results(const Generation& g, const ConstTensorView& 
 
 Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorView y, TensorView out,
                                                 const CombineOptions& options) {
+  if (device_) {
+    CombineHandle handle;
+    handle.step_ = device_->combine_begin(on_device(plan, Stage::combine_send), y, out, options);
+    handle.device_ = device_.get();
+    return handle;
+  }
   State& s = *state_;
   s.check();
   s.check_plan(plan, Stage::combine_send);
@@ -104,6 +112,7 @@ Exchange::CombineHandle Exchange::combine_begin(const Plan& plan, ConstTensorVie
 }
 
 void Exchange::CombineHandle::finish() {
+  if (device_ != nullptr) return std::exchange(device_, nullptr)->combine_finish(step_);
   WHERRY_CHECK(state_ != nullptr, ErrorCode::misuse, State::where(Stage::combine_recv, -1),
                "finish() was called twice, or on a handle that no combine_begin() returned");
   State& s = *std::exchange(state_, nullptr);
@@ -140,6 +149,7 @@ void Exchange::State::check_scalars_home(const Generation& g) {
 
 void Exchange::combine(const Plan& plan, ConstTensorView y, TensorView out,
                        const CombineOptions& options) {
+  if (device_) return device_->combine(on_device(plan, Stage::combine_send), y, out, options);
   combine_begin(plan, y, out, options).finish();
 }
 

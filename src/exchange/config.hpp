@@ -20,6 +20,13 @@ struct Capacity {
 void check_config(const ExchangeConfig& config, int rank, int ranks);
 [[nodiscard]] Placement placement_of(const ExchangeConfig& config, int ranks);
 [[nodiscard]] Capacity capacity_of(const ExchangeConfig& config, const Placement& placement);
+// Collective. Every rank sees every configuration and compares with rank 0's, so all find the same
+// difference. Throws bad_argument, config_mismatch.
+void agree(const Group& group, Device device, const ExchangeConfig& config);
+// Tells placements with the same slots apart by the experts in them.
+[[nodiscard]] std::uint64_t hash_of(const Placement& placement) noexcept;
+// Throws bad_argument unless `placement` can take the place of `old`.
+void check_switch(const Placement& placement, const Placement& old, int rank);
 [[nodiscard]] kernels::Mode mode_of(const ExchangeConfig& config);
 
 }  // namespace wherry

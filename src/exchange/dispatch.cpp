@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "exchange/device.hpp"
 #include "exchange/state.hpp"
 #include "kernels/wires.hpp"
 #include "support/check.hpp"
@@ -14,6 +15,12 @@ using layout::Channel;
 
 Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorView x,
                                                   const DispatchOptions& options) {
+  if (device_) {
+    DispatchHandle handle;
+    handle.step_ = device_->dispatch_begin(on_device(plan, Stage::dispatch_send), x, options);
+    handle.device_ = device_.get();
+    return handle;
+  }
   State& s = *state_;
   s.check();
   s.check_plan(plan, Stage::dispatch_send);
@@ -76,6 +83,7 @@ Exchange::DispatchHandle Exchange::dispatch_begin(const Plan& plan, ConstTensorV
 }
 
 Received Exchange::DispatchHandle::finish() {
+  if (device_ != nullptr) return std::exchange(device_, nullptr)->dispatch_finish(step_);
   WHERRY_CHECK(state_ != nullptr, ErrorCode::misuse, State::where(Stage::dispatch_recv, -1),
                "finish() was called twice, or on a handle that no dispatch_begin() returned");
   State& s = *std::exchange(state_, nullptr);
@@ -130,7 +138,20 @@ void Exchange::State::check_arrivals(Generation& g) {
 }
 
 Received Exchange::dispatch(const Plan& plan, ConstTensorView x, const DispatchOptions& options) {
+  if (device_) return device_->dispatch(on_device(plan, Stage::dispatch_send), x, options);
   return dispatch_begin(plan, x, options).finish();
+}
+
+Received Exchange::plan_dispatch(const Routing& routing, Plan& plan, ConstTensorView x,
+                                 const DispatchOptions& options) {
+  if (device_) {
+    const Received received =
+        device_->plan_dispatch(routing, on_device(plan, Stage::plan), x, options);
+    fill_shape(routing, plan);
+    return received;
+  }
+  this->plan(routing, plan);
+  return dispatch(plan, x, options);
 }
 
 void Exchange::State::fill_out(const Generation& g, const Received& received) {
@@ -185,6 +206,7 @@ Received Exchange::State::received_view(const Generation& g) const {
 }
 
 void Exchange::release(const Received& received) {
+  if (device_) return device_->release(received);
   State& s = *state_;
   s.check();
   WHERRY_CHECK(received.step >= 1 && received.step <= s.steps, ErrorCode::misuse,

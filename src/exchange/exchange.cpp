@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "exchange/device.hpp"
 #include "exchange/state.hpp"
 #include "fabric/addressable.hpp"
 #include "group/state.hpp"
@@ -40,15 +41,28 @@ std::vector<std::string> lines(const Group::Bytes& bytes) {
   return result;
 }
 
-// Every rank sees every configuration and compares with rank 0's, so all find the same difference.
-void agree(const Group& group, const ExchangeConfig& config) {
+std::shared_ptr<MappedWindow> map(const Group& group, std::uint64_t bytes,
+                                  const ExchangeConfig& config) {
+  auto mapped = std::make_shared<MappedWindow>();
+  mapped->fabric = group.state().connect(group, {bytes, config.populate, config.deadline});
+  return mapped;
+}
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1);
+}
+
+}  // namespace
+
+void agree(const Group& group, Device device, const ExchangeConfig& config) {
   // A configuration that is wrong by itself is not described; its rank says so with an empty text.
   std::string mine;
   std::string problem;
   try {
     check_config(config, group.rank(), group.size());
-    static_cast<void>(kernels::find(config.kernels));
-    mine = serialise(config, group.size());
+    if (device.kind == Device::Kind::cpu) static_cast<void>(kernels::find(config.kernels));
+    mine = fmt::format("device={}\n{}", name(device.kind), serialise(config, group.size()));
   } catch (const Error& error) {
     problem = error.message();
   }
@@ -74,13 +88,6 @@ void agree(const Group& group, const ExchangeConfig& config) {
   }
 }
 
-std::shared_ptr<MappedWindow> map(const Group& group, std::uint64_t bytes,
-                                  const ExchangeConfig& config) {
-  auto mapped = std::make_shared<MappedWindow>();
-  mapped->fabric = group.state().connect(group, {bytes, config.populate, config.deadline});
-  return mapped;
-}
-
 // FNV-1a. Slots stay what they are, so the experts in them tell placements apart.
 std::uint64_t hash_of(const Placement& placement) noexcept {
   std::uint64_t hash = 0xCBF29CE484222325ULL;
@@ -90,21 +97,9 @@ std::uint64_t hash_of(const Placement& placement) noexcept {
   return hash;
 }
 
-ErrorCode code_of(PlanFault fault) noexcept {
-  const bool in_ids = fault == PlanFault::bad_id || fault == PlanFault::empty_slot;
-  return in_ids ? ErrorCode::bad_routing : ErrorCode::bad_argument;
-}
-
-std::uint64_t next_id() {
-  static std::atomic<std::uint64_t> next{1};
-  return next.fetch_add(1);
-}
-
-}  // namespace
-
 Exchange::State::State(const Group& group, const ExchangeConfig& config_in, const Share& share)
     : id(next_id()),
-      config((agree(group, config_in), config_in)),
+      config((agree(group, Device::cpu(), config_in), config_in)),
       placement(placement_of(config, group.size())),
       capacity(capacity_of(config, placement)),
       mode(mode_of(config)),
@@ -137,17 +132,43 @@ Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;
 
-const ExchangeConfig& Exchange::config() const noexcept { return state_->config; }
-const Placement& Exchange::placement() const noexcept { return state_->placement; }
-int Exchange::rank() const noexcept { return state_->rank; }
-int Exchange::size() const noexcept { return state_->size; }
-std::string_view Exchange::kernels() const noexcept { return state_->kernels->name; }
-std::string_view Exchange::fabric() const noexcept { return state_->window.fabric(); }
-std::uint64_t Exchange::window_bytes() const noexcept { return state_->window.layout().bytes; }
-void Exchange::check() { state_->check(); }
-std::span<const std::int64_t> Exchange::loads() const noexcept { return state_->loads; }
-void Exchange::reset_loads() noexcept { std::ranges::fill(state_->loads, 0); }
-Traffic Exchange::traffic() const noexcept { return state_->traffic; }
+Exchange::Exchange(const Group& group, Device device, const ExchangeConfig& config) {
+  switch (device.kind) {
+    case Device::Kind::cpu: state_ = std::make_unique<State>(group, config, Share{}); break;
+    case Device::Kind::cuda: device_ = make_device_exchange(group, device, config); break;
+  }
+}
+
+const ExchangeConfig& Exchange::config() const noexcept {
+  return device_ ? device_->config() : state_->config;
+}
+const Placement& Exchange::placement() const noexcept {
+  return device_ ? device_->placement() : state_->placement;
+}
+int Exchange::rank() const noexcept { return device_ ? device_->rank() : state_->rank; }
+int Exchange::size() const noexcept { return device_ ? device_->size() : state_->size; }
+std::string_view Exchange::kernels() const noexcept {
+  return device_ ? device_->kernels() : state_->kernels->name;
+}
+std::string_view Exchange::fabric() const noexcept {
+  return device_ ? device_->fabric() : state_->window.fabric();
+}
+std::uint64_t Exchange::window_bytes() const noexcept {
+  return device_ ? device_->window_bytes() : state_->window.layout().bytes;
+}
+Device Exchange::device() const noexcept { return device_ ? device_->device() : Device::cpu(); }
+void Exchange::set_stream(void* stream) {
+  if (device_) device_->set_stream(stream);
+}
+void Exchange::check() { device_ ? device_->check() : state_->check(); }
+std::span<const std::int64_t> Exchange::loads() const {
+  return device_ ? device_->loads() : state_->loads;
+}
+void Exchange::reset_loads() {
+  if (device_) return device_->reset_loads();
+  std::ranges::fill(state_->loads, 0);
+}
+Traffic Exchange::traffic() const noexcept { return device_ ? Traffic{} : state_->traffic; }
 
 std::vector<Exchange> make_sharing_exchanges(const Group& group,
                                              std::span<const ExchangeConfig> configs) {
@@ -157,7 +178,7 @@ std::vector<Exchange> make_sharing_exchanges(const Group& group,
   std::vector<layout::WindowParams> params;
   std::uint64_t rows_begin = 0;
   for (const ExchangeConfig& config : configs) {
-    agree(group, config);
+    agree(group, Device::cpu(), config);
     params.push_back(capacity_of(config, placement_of(config, group.size())).params);
     rows_begin += layout::control_bytes(params.back());
   }
@@ -179,6 +200,11 @@ std::vector<Exchange> make_sharing_exchanges(const Group& group,
 }
 
 Plan Exchange::make_plan() const {
+  if (device_) {
+    Plan plan;
+    plan.device_ = device_->make_plan();
+    return plan;
+  }
   const auto choices = static_cast<std::size_t>(state_->config.max_tokens * state_->config.topk);
   Plan plan;
   PlanData& data = plan.data_;
@@ -190,7 +216,28 @@ Plan Exchange::make_plan() const {
   return plan;
 }
 
+DevicePlan& Exchange::on_device(const Plan& plan, Stage stage) const {
+  WHERRY_CHECK(
+      plan.device_ != nullptr, ErrorCode::misuse, (Error::Where{stage, rank(), -1}),
+      "the plan was made by another exchange (or by none); use this exchange's make_plan()");
+  return *plan.device_;
+}
+
+// What the host knows of a plan that the device fills. A routing that is refused has no tokens.
+void Exchange::fill_shape(const Routing& routing, Plan& plan) const {
+  PlanData& data = plan.data_;
+  data.tokens = std::clamp<std::int64_t>(routing.tokens, 0, config().max_tokens);
+  data.topk = config().topk;
+  data.send_begin = data.home_begin = 0;
+  data.send_end = data.home_end = data.tokens;
+  plan.filled_ = true;
+}
+
 void Exchange::plan(const Routing& routing, Plan& plan) {
+  if (device_) {
+    device_->plan(routing, on_device(plan, Stage::plan));
+    return fill_shape(routing, plan);
+  }
   State& s = *state_;
   s.check();
   WHERRY_CHECK(
@@ -265,19 +312,25 @@ void Exchange::plan(const Routing& routing, Plan& plan) {
   plan.filled_ = true;
 }
 
+void check_switch(const Placement& placement, const Placement& old, int rank) {
+  const Error::Where where{Stage::placement, rank, -1};
+  WHERRY_CHECK(placement.num_experts() == old.num_experts(), ErrorCode::bad_argument, where,
+               "placement has {} experts; the exchange has {}", placement.num_experts(),
+               old.num_experts());
+  WHERRY_CHECK(std::ranges::equal(placement.slot_begin(), old.slot_begin()),
+               ErrorCode::bad_argument, where,
+               "placement has the slots [{}) on its ranks; the exchange was made for [{})",
+               fmt::join(placement.slot_begin(), " "), fmt::join(old.slot_begin(), " "));
+}
+
 void Exchange::set_placement(const Placement& placement) {
+  if (device_) return device_->set_placement(placement);
   State& s = *state_;
   s.check();
   const auto where = State::where(Stage::placement, s.rank);
   WHERRY_CHECK(!s.in_flight(), ErrorCode::misuse, where,
                "a dispatch or combine is in flight; finish it first");
-  WHERRY_CHECK(placement.num_experts() == s.config.experts, ErrorCode::bad_argument, where,
-               "placement has {} experts; the exchange has {}", placement.num_experts(),
-               s.config.experts);
-  WHERRY_CHECK(std::ranges::equal(placement.slot_begin(), s.placement.slot_begin()),
-               ErrorCode::bad_argument, where,
-               "placement has the slots [{}) on its ranks; the exchange was made for [{})",
-               fmt::join(placement.slot_begin(), " "), fmt::join(s.placement.slot_begin(), " "));
+  check_switch(placement, s.placement, s.rank);
   s.placement = placement;
   s.config.placement = placement;
   s.placement_hash = hash_of(placement);

@@ -120,7 +120,7 @@ void Window::give_up(int peer, const Signal& signal, const Place& place, bool pe
       window_word(own(), offsetof(layout::WindowHeader, fault)).load(std::memory_order_acquire);
   const layout::Fault fault = layout::unpack_fault(word);
   // Somebody else may have been first; its cause is the one to report.
-  if (static_cast<int>(fault.reporter) != rank_) throw fault_error(word);
+  if (static_cast<int>(fault.reporter) != rank_) throw error_of_fault(word, rank_);
   const std::uint64_t offset =
       layout_.signal(signal.channel, signal.generation, static_cast<std::uint64_t>(peer));
   const std::uint32_t seen =
@@ -172,15 +172,15 @@ std::optional<Error> Window::fault() const {
       window_word(own(), offsetof(layout::WindowHeader, fault)).load(std::memory_order_acquire);
   if (word == 0) return std::nullopt;
   tell_all(word);
-  return fault_error(word);
+  return error_of_fault(word, rank_);
 }
 
 void Window::fail_with(std::uint64_t word) const {
   tell_all(word);
-  throw fault_error(word);
+  throw error_of_fault(word, rank_);
 }
 
-Error Window::fault_error(std::uint64_t word) const {
+Error error_of_fault(std::uint64_t word, int rank) {
   const layout::Fault fault = layout::unpack_fault(word);
   const auto cause = static_cast<ErrorCode>(fault.cause - 1);
   const auto stage = static_cast<Stage>(fault.stage);
@@ -188,7 +188,7 @@ Error Window::fault_error(std::uint64_t word) const {
                            : cause == ErrorCode::timeout
                                ? "did not come in time"
                                : "made a bad call; its own error says which";
-  return Error(cause, {stage, rank_, static_cast<int>(fault.blamed)},
+  return Error(cause, {stage, rank, static_cast<int>(fault.blamed)},
                fmt::format("step {} (low 16 bits): rank {} {}; reported by rank {}", fault.step,
                            fault.blamed, what, fault.reporter));
 }

@@ -64,7 +64,6 @@ class Window {
  private:
   std::uint32_t wait_one(int peer, const Signal& signal, const Place& place,
                          Clock::time_point deadline);
-  [[nodiscard]] Error fault_error(std::uint64_t word) const;
   [[noreturn]] void fail_with(std::uint64_t word) const;
   void tell_all(std::uint64_t word) const;
   [[nodiscard]] int root_of(int peer) const;
@@ -79,5 +78,8 @@ class Window {
   std::vector<std::byte*> bases_;
   std::vector<bool> beside_;  // peers that share this rank's only processor
 };
+
+// What rank `rank` throws for a fault word.
+[[nodiscard]] Error error_of_fault(std::uint64_t word, int rank);
 
 }  // namespace wherry

@@ -125,6 +125,11 @@ layout::CountHeader count_routing(const Routing& routing, const ExchangeConfig& 
   return header;
 }
 
+ErrorCode code_of(PlanFault fault) noexcept {
+  const bool in_ids = fault == PlanFault::bad_id || fault == PlanFault::empty_slot;
+  return in_ids ? ErrorCode::bad_routing : ErrorCode::bad_argument;
+}
+
 std::string describe_fault(const layout::CountHeader& header, const ExchangeConfig& config,
                            const Placement& placement) {
   switch (static_cast<PlanFault>(header.status)) {

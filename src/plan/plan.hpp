@@ -9,6 +9,7 @@
 
 #include "exchange/config.hpp"
 #include "kernels/layout.hpp"
+#include "wherry/error.hpp"
 #include "wherry/exchange.hpp"
 
 namespace wherry {
@@ -32,6 +33,7 @@ enum class PlanFault : std::int32_t {
                                                 const Placement& placement, int rank,
                                                 PlanData& plan, std::span<std::int32_t> entries);
 
+[[nodiscard]] ErrorCode code_of(PlanFault fault) noexcept;
 // The sentence for a rank's fault.
 [[nodiscard]] std::string describe_fault(const layout::CountHeader& header,
                                          const ExchangeConfig& config, const Placement& placement);

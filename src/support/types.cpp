@@ -13,4 +13,12 @@ std::string_view name(DType dtype) noexcept {
   return "raw";
 }
 
+std::string_view name(Device::Kind kind) noexcept {
+  switch (kind) {
+    case Device::Kind::cpu: return "cpu";
+    case Device::Kind::cuda: return "cuda";
+  }
+  return "cpu";
+}
+
 }  // namespace wherry

@@ -1,0 +1,138 @@
+// Stage 5 on a GPU: combine and its halves.
+#include <algorithm>
+
+#include "exchange/cuda/exchange.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "support/check.hpp"
+
+namespace wherry::cuda {
+
+namespace kernel = kernels::cuda;
+
+namespace {
+
+kernel::Sum sum_of(const kernels::Mode& mode) {
+  if (mode.reduction == Reduction::by_token) return kernel::Sum::choices;
+  if (mode.sends_token_rows()) return kernel::Sum::token_rows;
+  return mode.sums_partials() ? kernel::Sum::partials : kernel::Sum::ranked;
+}
+
+}  // namespace
+
+TensorView CudaExchange::combine_input(DevicePlan& device_plan) {
+  throw_if_failed();
+  const CudaPlan& plan = filled_plan(device_plan, Stage::combine_send);
+  const Generation* g = oldest_uncombined(plan.serial());
+  WHERRY_CHECK(g != nullptr, ErrorCode::misuse, at(Stage::combine_send),
+               "no finished dispatch of this plan waits for its combine");
+  TensorView view = wanted(config().dtype, room(), config().hidden);
+  view.data = context_.own + context_.layout.result(generation_of(g->step), 0);
+  view.pitch_bytes = static_cast<std::int64_t>(context_.layout.result_pitch);
+  return view;
+}
+
+CudaExchange::Generation& CudaExchange::begin_combine(DevicePlan& device_plan,
+                                                      const ConstTensorView& y,
+                                                      const TensorView& out,
+                                                      const CombineOptions& options) {
+  constexpr Stage kStage = Stage::combine_send;
+  throw_if_failed();
+  const CudaPlan& plan = filled_plan(device_plan, kStage);
+  WHERRY_CHECK(config().dtype != DType::raw, ErrorCode::unsupported, at(kStage),
+               "rows of dtype raw are opaque bytes and cannot be summed");
+  WHERRY_CHECK(options.row_scalars == nullptr && options.scalars_out == nullptr &&
+                   options.addend.data == nullptr,
+               ErrorCode::unsupported, at(kStage),
+               "row_scalars and addend are not there on CUDA yet");
+  Generation* const g = oldest_uncombined(plan.serial());
+  WHERRY_CHECK(g != nullptr, ErrorCode::misuse, at(kStage),
+               "no finished dispatch of this plan waits for its combine");
+  const std::int64_t hidden = config().hidden;
+  check_tensor(kStage, g->step, "y", y, wanted(config().dtype, y.rows, hidden));
+  if (y.rows > room()) {
+    refuse(kStage, g->step, fmt::format("y has {} rows; there is room for {}", y.rows, room()));
+  }
+  check_tensor(kStage, g->step, "out", out, wanted(config().dtype, plan.tokens(), hidden));
+  g->sums = out;
+  const layout::WindowLayout& l = context_.layout;
+  std::byte* const results = context_.own + l.result(generation_of(g->step), 0);
+  if (y.data == results || y.rows == 0) return *g;  // combine_input(): it is there already
+  kernel::CopyRowsArgs copy{};
+  copy.plan = g->plan;
+  copy.from = static_cast<const std::byte*>(y.data);
+  copy.from_pitch = static_cast<std::uint64_t>(y.pitch());
+  copy.to = results;
+  copy.to_pitch = l.result_pitch;
+  copy.row_bytes = l.result_bytes;
+  copy.rows = mode_.sends_token_rows() ? kernel::Rows::per_rank : kernel::Rows::per_slot;
+  copy.local_slots = placement_.num_local_slots(rank());
+  cuda::check(kernel::launch_copy_rows(copy, num_sms_, stream_), at(kStage), "launch");
+  return *g;
+}
+
+void CudaExchange::send_results(const Generation& g) {
+  kernel::CombineSendArgs args{};
+  args.context = context_;
+  args.plan = g.plan;
+  args.generation = generation_of(g.step);
+  args.dtype = config().dtype;
+  args.partials = mode_.sums_partials();
+  const int blocks = args.partials ? num_sms_ : 1;
+  launches_->launch(local_, args, stream_, at(Stage::combine_send),
+                    [blocks](auto& table, int ranks, cudaStream_t stream) {
+                      return kernel::launch_combine_send(table, ranks, blocks, stream);
+                    });
+}
+
+void CudaExchange::sum_results(Generation& g, bool send) {
+  kernel::CombineRecvArgs args{};
+  args.context = context_;
+  args.plan = g.plan;
+  args.out = static_cast<std::byte*>(g.sums.data);
+  args.out_pitch = static_cast<std::uint64_t>(g.sums.pitch());
+  args.generation = generation_of(g.step);
+  args.dtype = config().dtype;
+  args.sum = sum_of(mode_);
+  args.send = send;
+  args.unweighted = config().weights == Weights::caller;
+  launches_->launch(
+      local_, args, stream_, at(Stage::combine_recv),
+      [this](auto& table, int ranks, cudaStream_t stream) {
+        kernel::CombineJob job;
+        job.row_bytes = context_.layout.result_bytes;
+        job.copies = everywhere_;
+        job.num_sms = num_sms_;
+        job.sum = table.rank[0].sum;
+        for (int rank = 0; rank < ranks; ++rank) {
+          job.tokens = std::max<std::int64_t>(job.tokens, table.rank[rank].plan.tokens);
+        }
+        return kernel::launch_combine_recv(table, ranks, kernel::choose_combine_shape(job), stream);
+      });
+  g.phase = Phase::combined;
+}
+
+std::uint64_t CudaExchange::combine_begin(DevicePlan& plan, const ConstTensorView& y,
+                                          const TensorView& out, const CombineOptions& options) {
+  const DeviceGuard guard(device_.ordinal);
+  Generation& g = begin_combine(plan, y, out, options);
+  send_results(g);
+  g.phase = Phase::combining;
+  return g.step;
+}
+
+void CudaExchange::combine_finish(std::uint64_t step) {
+  const DeviceGuard guard(device_.ordinal);
+  throw_if_failed();
+  sum_results(at_step(step), false);
+}
+
+void CudaExchange::combine(DevicePlan& plan, const ConstTensorView& y, const TensorView& out,
+                           const CombineOptions& options) {
+  const DeviceGuard guard(device_.ordinal);
+  Generation& g = begin_combine(plan, y, out, options);
+  const bool separate = mode_.sums_partials();
+  if (separate) send_results(g);
+  sum_results(g, !separate);
+}
+
+}  // namespace wherry::cuda
