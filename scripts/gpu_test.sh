@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own, the ranks under
+# CUDA MPS (its ranks as processes are the product's way), then a small one under compute-sanitizer.
+# FILTER: of GoogleTest; with one the sanitizer is left out. What passed goes to $OUT or results/h200,
+# tests.json. WHERRY_COMMIT names the commit where the machine has the files without the history.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. scripts/gpu_common.sh
+
+filter=${1:-*}
+started=${SECONDS}
+build_targets gpu_test || { echo "the GPU tests do not build"; exit 1; }
+echo "-- $((SECONDS - started)) s: build"
+program=$(find "${build}" -name gpu_test -type f -perm -u+x | head -1)
+
+status=0
+rows=()
+# run NAME command...: one line of the result, and the output where it fails.
+run() {
+  local name=$1 start=${SECONDS} log passed=true
+  shift
+  log=$(mktemp)
+  if ! "$@" >"${log}" 2>&1; then
+    passed=false
+    status=1
+    grep -vE '^(Note: Google Test filter|\[=|\[-|\[ RUN|\[  PASSED)' "${log}" | tail -"${LINES_OF_FAILURE:-12}" | cut -c-600
+  fi
+  rm -f "${log}"
+  rows+=("{\"test\": \"${name}\", \"passed\": ${passed}, \"seconds\": $((SECONDS - start))}")
+  printf '%s %3d s  %s\n' "$([ "${passed}" = true ] && echo ok || echo FAILED)" "$((SECONDS - start))" "${name}"
+}
+
+mapfile -t tests < <("${program}" --gtest_list_tests --gtest_filter="${filter}" |
+                     awk '/^[^ ]/ { suite = $1; next } { print suite $1 }')
+for test in "${tests[@]}"; do
+  run "${test}" with_mps timeout "${TIMEOUT:-120}" "${program}" --gtest_filter="${test}"
+done
+if [ "${filter}" = '*' ]; then
+  for tool in memcheck racecheck synccheck; do
+    run "Sanitized.EveryPairOnTwoRanks under ${tool}" timeout "${TIMEOUT:-120}" \
+      compute-sanitizer --tool "${tool}" --error-exitcode 9 "${program}" \
+      --gtest_filter=Sanitized.EveryPairOnTwoRanks
+  done
+fi
+
+{
+  printf '{%s, "command": "scripts/gpu_test.sh %s",\n "tests": [\n  ' "$(describe_machine)" "$*"
+  first=1
+  for row in "${rows[@]}"; do
+    [ "${first}" = 1 ] || printf ',\n  '
+    first=0
+    printf '%s' "${row}"
+  done
+  printf ']}\n'
+} >"${out}/tests.json"
+echo "-- $((SECONDS - started)) s in all"
+exit "${status}"

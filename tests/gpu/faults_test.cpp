@@ -1,0 +1,277 @@
+// What goes wrong on a GPU is the error that the CPU gives: the same code, stage, peer and, for what is
+// found in the data, the same sentence, on every rank.
+#include <gtest/gtest.h>
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "gpu/twin.hpp"
+
+namespace wherry::test {
+namespace {
+
+constexpr int kRanks = 3;
+
+void fail(const std::string& what) { throw std::runtime_error(what); }
+
+template <typename Fn>
+std::optional<Error> error_of(Fn fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+void expect(const std::optional<Error>& error, ErrorCode code, Stage stage, int peer) {
+  if (!error.has_value()) fail(fmt::format("no error; {} was expected", name(code)));
+  if (error->code() != code || error->stage() != stage || error->peer() != peer) {
+    fail(fmt::format("{} at {} of {}, blaming {}, was expected: {}", name(code), name(stage),
+                     error->rank(), peer, error->what()));
+  }
+}
+
+// One rank's exchange on the GPU with memory for a step.
+struct OnGpu {
+  OnGpu(const Group& group, int ordinal, cudaStream_t stream_in, const ExchangeConfig& config)
+      : stream(stream_in),
+        exchange(group, Device::cuda(ordinal), config),
+        plan(exchange.make_plan()),
+        ids(static_cast<std::size_t>(2 * config.max_tokens * config.topk) * sizeof(std::int32_t)),
+        x(static_cast<std::size_t>(config.max_tokens * config.hidden) * 2),
+        out(static_cast<std::size_t>(config.max_tokens * config.hidden) * 2) {
+    exchange.set_stream(stream);
+  }
+  void make_plan(const std::vector<std::int32_t>& ids_in, std::int64_t tokens) {
+    ids.upload(ids_in.data(), ids_in.size() * sizeof(std::int32_t));
+    exchange.plan({ids.as<std::int32_t>(), nullptr, tokens, exchange.config().topk}, plan);
+  }
+  [[nodiscard]] ConstTensorView rows(std::int64_t tokens) const {
+    return {x.get(), DType::bf16, tokens, exchange.config().hidden};
+  }
+  // A step without experts.
+  void step(std::int64_t tokens) {
+    exchange.dispatch(plan, rows(tokens));
+    TensorView sums;
+    sums.data = out.get();
+    sums.dtype = DType::bf16;
+    sums.rows = plan.tokens();
+    sums.cols = exchange.config().hidden;
+    exchange.combine(plan, exchange.combine_input(plan), sums);
+  }
+
+  cudaStream_t stream;
+  Exchange exchange;
+  Plan plan;
+  Buffer ids, x, out;
+};
+
+Batch batch_of(int ranks) { return make_batch(12 * ranks, ranks, 6, 2, 64, 61); }
+
+// What the CPU says of the same mistake, which it raises at once.
+std::optional<Error> cpu_error(const Group& group, const ExchangeConfig& config,
+                               const std::vector<std::int32_t>& ids, std::int64_t tokens) {
+  Exchange exchange(group, config);
+  Plan plan = exchange.make_plan();
+  return error_of([&] { exchange.plan({ids.data(), nullptr, tokens, config.topk}, plan); });
+}
+
+void compare(const std::optional<Error>& cpu, const std::optional<Error>& gpu) {
+  if (!cpu.has_value()) fail("no error on the CPU");
+  expect(gpu, cpu->code(), cpu->stage(), cpu->peer());
+  if (std::string(gpu->what()) != cpu->what()) {
+    fail(fmt::format("on the CPU: {}; on the GPU: {}", cpu->what(), gpu->what()));
+  }
+}
+
+TEST(Faults, ABadIdIsTheSameErrorOnEveryRankAndTheExchangeGoesOn) {
+  EXPECT_NO_THROW(on_processes(kRanks, [](Group& group, int gpu, cudaStream_t stream) {
+    const Batch batch = batch_of(kRanks);
+    const ExchangeConfig config = config_of(batch, Layout::grouped, Reduction::by_token);
+    const std::int64_t tokens = batch.tokens_of(group.rank());
+    std::vector<std::int32_t> good(static_cast<std::size_t>(tokens * config.topk), 3);
+    std::vector<std::int32_t> bad = good;
+    if (group.rank() == 1) bad[5] = 77;
+    const auto cpu = cpu_error(group, config, bad, tokens);
+    OnGpu mine(group, gpu, stream, config);
+    for (int round = 0; round < 2; ++round) {
+      mine.make_plan(bad, tokens);
+      mine.step(tokens);  // carries nothing
+      compare(cpu, error_of([&] { static_cast<void>(mine.plan.to_host()); }));
+      mine.exchange.check();  // said already
+      mine.make_plan(bad, tokens);
+      mine.step(tokens);
+      GPU_OK(cudaStreamSynchronize(stream));
+      compare(cpu, error_of([&] { mine.exchange.check(); }));
+      mine.exchange.check();
+      mine.make_plan(good, tokens);
+      mine.step(tokens);
+      if (mine.plan.to_host().tokens != tokens) fail("the good plan is not there");
+    }
+    group.barrier();
+  }));
+}
+
+TEST(Faults, TooManyTokensOnOneRankIsAnErrorOnAll) {
+  EXPECT_NO_THROW(on_processes(kRanks, [](Group& group, int gpu, cudaStream_t stream) {
+    const Batch batch = batch_of(kRanks);
+    const ExchangeConfig config = config_of(batch, Layout::tokens, Reduction::by_rank);
+    const std::int64_t tokens = group.rank() == 2 ? config.max_tokens + 1 : 4;
+    const std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * config.topk), 1);
+    const auto cpu = cpu_error(group, config, ids, tokens);
+    OnGpu mine(group, gpu, stream, config);
+    mine.make_plan(ids, tokens);
+    compare(cpu, error_of([&] { static_cast<void>(mine.plan.to_host()); }));
+    group.barrier();
+  }));
+}
+
+TEST(Faults, MoreRowsThanThereIsRoomForIsTheSameErrorOnEveryRank) {
+  EXPECT_NO_THROW(on_processes(kRanks, [](Group& group, int gpu, cudaStream_t stream) {
+    const Batch batch = batch_of(kRanks);
+    for (const Layout layout : {Layout::grouped, Layout::tokens, Layout::slots}) {
+      ExchangeConfig config = config_of(
+          batch, layout, layout == Layout::tokens ? Reduction::by_rank : Reduction::by_token);
+      config.receive_rows = layout == Layout::slots ? 0 : 7;
+      config.rows_per_slot = layout == Layout::slots ? 5 : 0;
+      if (layout == Layout::grouped) config.alignment = 4;
+      const std::vector<std::int32_t> ids(static_cast<std::size_t>(6 * config.topk), 2);
+      const auto cpu = cpu_error(group, config, ids, 6);
+      OnGpu mine(group, gpu, stream, config);
+      mine.make_plan(ids, 6);
+      compare(cpu, error_of([&] { static_cast<void>(mine.plan.to_host()); }));
+      group.barrier();
+    }
+  }));
+}
+
+TEST(Faults, APlacementThatOneRankHasNotSwitchedToIsFound) {
+  EXPECT_NO_THROW(on_processes(2, [](Group& group, int gpu, cudaStream_t stream) {
+    const Batch batch = batch_of(2);
+    const ExchangeConfig config = config_of(batch, Layout::grouped, Reduction::by_token);
+    OnGpu mine(group, gpu, stream, config);
+    const std::vector<std::int32_t> ids(static_cast<std::size_t>(4 * config.topk), 1);
+    mine.make_plan(ids, 4);
+    static_cast<void>(mine.plan.to_host());
+    const auto other = Placement::from_slots(6, {5, 4, 3, 2, 1, 0}, {0, 3, 6});
+    if (group.rank() == 0) mine.exchange.set_placement(other);
+    mine.make_plan(ids, 4);
+    expect(error_of([&] { static_cast<void>(mine.plan.to_host()); }), ErrorCode::config_mismatch,
+           Stage::plan, 1 - group.rank());
+    if (group.rank() == 1) mine.exchange.set_placement(other);
+    mine.make_plan(ids, 4);
+    static_cast<void>(mine.plan.to_host());
+    if (mine.exchange.loads()[1] != 2 * 8) fail("the loads are wrong");
+    group.barrier();
+  }));
+}
+
+class Missing : public ::testing::TestWithParam<Stage> {};
+
+TEST_P(Missing, ARankThatDoesNotComeIsNamedByAllOthersInTime) {
+  const Stage stage = GetParam();
+  EXPECT_NO_THROW(on_processes(kRanks, [stage](Group& group, int gpu, cudaStream_t stream) {
+    constexpr int kLate = 1;
+    const Batch batch = batch_of(kRanks);
+    ExchangeConfig config = config_of(batch, Layout::grouped, Reduction::by_rank);
+    config.deadline = Seconds(1.0);
+    OnGpu mine(group, gpu, stream, config);
+    const std::vector<std::int32_t> ids(static_cast<std::size_t>(4 * config.topk), 1);
+    mine.make_plan(ids, 4);
+    mine.step(4);
+    GPU_OK(cudaStreamSynchronize(stream));
+    group.barrier();
+    const bool late = group.rank() == kLate;
+    const auto start = std::chrono::steady_clock::now();
+    const bool plans = stage != Stage::plan || !late;
+    if (plans) mine.make_plan(ids, 4);
+    if (stage != Stage::plan && !(late && stage == Stage::dispatch_recv)) {
+      mine.exchange.dispatch(mine.plan, mine.rows(4));
+    }
+    if (stage == Stage::combine_recv && !late) {
+      TensorView sums;
+      sums.data = mine.out.get();
+      sums.dtype = DType::bf16;
+      sums.rows = 4;
+      sums.cols = config.hidden;
+      mine.exchange.combine(mine.plan, mine.exchange.combine_input(mine.plan), sums);
+    }
+    if (late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    GPU_OK(cudaStreamSynchronize(stream));
+    // The late rank learns it from the others.
+    if (late) mine.make_plan(ids, 4);
+    GPU_OK(cudaStreamSynchronize(stream));
+    expect(error_of([&] { mine.exchange.check(); }), ErrorCode::timeout, stage, kLate);
+    expect(error_of([&] { mine.exchange.dispatch(mine.plan, mine.rows(4)); }), ErrorCode::timeout,
+           stage, kLate);
+    const double took =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (took > 3.0) fail(fmt::format("it took {} s", took));
+    group.barrier();
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, Missing,
+                         ::testing::Values(Stage::plan, Stage::dispatch_recv, Stage::combine_recv));
+
+TEST(Faults, ABadCallOfOneRankEndsTheWaitsOfAll) {
+  EXPECT_NO_THROW(on_processes(kRanks, [](Group& group, int gpu, cudaStream_t stream) {
+    const Batch batch = batch_of(kRanks);
+    OnGpu mine(group, gpu, stream, config_of(batch, Layout::grouped, Reduction::by_token));
+    const std::vector<std::int32_t> ids(8, 1);
+    mine.make_plan(ids, 4);
+    const auto error =
+        error_of([&] { mine.exchange.dispatch(mine.plan, mine.rows(group.rank() == 2 ? 3 : 4)); });
+    if (group.rank() == 2) expect(error, ErrorCode::bad_argument, Stage::dispatch_send, -1);
+    GPU_OK(cudaStreamSynchronize(stream));
+    expect(error_of([&] { mine.exchange.check(); }), ErrorCode::bad_argument, Stage::dispatch_send,
+           2);
+    group.barrier();
+  }));
+}
+
+TEST(Faults, WhatCudaCannotDoIsUnsupportedOnEveryRank) {
+  EXPECT_NO_THROW(on_processes(2, [](Group& group, int gpu, cudaStream_t) {
+    const Batch batch = batch_of(2);
+    const ExchangeConfig good = config_of(batch, Layout::grouped, Reduction::by_token);
+    std::vector<ExchangeConfig> all(5, good);
+    all[0].dtype = DType::f64;
+    all[1].dispatch_wire = Wire::int8_token;
+    all[2].combine_wire = Wire::f32;
+    all[2].reduction = Reduction::by_rank;
+    all[3].replicated = 2;
+    all[4].num_sms = 5000;
+    for (const ExchangeConfig& config : all) {
+      expect(error_of([&] { const Exchange exchange(group, Device::cuda(gpu), config); }),
+             ErrorCode::unsupported, Stage::startup, 0);
+    }
+    expect(error_of([&] { const Exchange exchange(group, Device::cuda(99), good); }),
+           ErrorCode::unsupported, Stage::startup, 0);
+    expect(error_of([&] {
+             const Exchange exchange(group, group.rank() == 0 ? Device::cpu() : Device::cuda(gpu),
+                                     good);
+           }),
+           ErrorCode::config_mismatch, Stage::startup, 1);
+  }));
+}
+
+TEST(Faults, MemoryOfTheHostIsRefused) {
+  EXPECT_NO_THROW(on_processes(1, [](Group& group, int gpu, cudaStream_t stream) {
+    const Batch batch = batch_of(1);
+    OnGpu mine(group, gpu, stream, config_of(batch, Layout::grouped, Reduction::by_token));
+    const std::vector<std::int32_t> ids(8, 1);
+    expect(error_of([&] { mine.exchange.plan({ids.data(), nullptr, 4, 2}, mine.plan); }),
+           ErrorCode::bad_argument, Stage::plan, -1);
+    mine.make_plan(ids, 4);
+    mine.step(4);
+    GPU_OK(cudaStreamSynchronize(stream));
+    mine.exchange.check();
+  }));
+}
+
+}  // namespace
+}  // namespace wherry::test

@@ -1,0 +1,490 @@
+#include "gpu/twin.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "wherry/group.hpp"
+
+namespace wherry::test {
+
+namespace {
+
+std::size_t size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+// Any dtype as double, and back: rounding must only be deterministic, for both exchanges get the same
+// bits.
+double load(DType dtype, const std::byte* at) {
+  switch (dtype) {
+    case DType::bf16: {
+      Bf16 value;
+      std::memcpy(&value, at, sizeof(value));
+      return static_cast<double>(widen(value));
+    }
+    case DType::f16: {
+      _Float16 value;
+      std::memcpy(&value, at, sizeof(value));
+      return static_cast<double>(value);
+    }
+    case DType::f32: {
+      float value;
+      std::memcpy(&value, at, sizeof(value));
+      return static_cast<double>(value);
+    }
+    case DType::f64:
+    case DType::raw: break;
+  }
+  return static_cast<double>(std::to_integer<int>(*at));
+}
+void store(DType dtype, std::byte* at, double value) {
+  switch (dtype) {
+    case DType::bf16: {
+      const Bf16 bits = narrow(static_cast<float>(value));
+      std::memcpy(at, &bits, sizeof(bits));
+      return;
+    }
+    case DType::f16: {
+      const auto half = static_cast<_Float16>(value);
+      std::memcpy(at, &half, sizeof(half));
+      return;
+    }
+    case DType::f32: {
+      const auto single = static_cast<float>(value);
+      std::memcpy(at, &single, sizeof(single));
+      return;
+    }
+    case DType::f64:
+    case DType::raw: break;
+  }
+  *at = static_cast<std::byte>(static_cast<int>(value) & 0xFF);
+}
+
+std::uint64_t mix(std::uint64_t value) {
+  value = (value ^ (value >> 31)) * 0x9E3779B97F4A7C15ULL;
+  value = (value ^ (value >> 29)) * 0xBF58476D1CE4E5B9ULL;
+  return value ^ (value >> 32);
+}
+
+[[noreturn]] void differ(const Case& test, int rank, int step, const std::string& what) {
+  throw std::runtime_error(fmt::format("{}: rank {}, step {}: {}", test.name(), rank, step, what));
+}
+
+template <typename T>
+void compare(const Case& test, int rank, int step, const char* what, const std::vector<T>& cpu,
+             const std::vector<T>& gpu) {
+  if (cpu.size() != gpu.size()) {
+    differ(
+        test, rank, step,
+        fmt::format("{} has {} entries on the CPU, {} on the GPU", what, cpu.size(), gpu.size()));
+  }
+  for (std::size_t i = 0; i < cpu.size(); ++i) {
+    if (std::memcmp(&cpu[i], &gpu[i], sizeof(T)) == 0) continue;
+    differ(test, rank, step,
+           fmt::format("{}[{}] is {} on the CPU, {} on the GPU", what, i, cpu[i], gpu[i]));
+  }
+}
+
+void compare_plans(const Case& test, int rank, int step, const PlanData& cpu, const PlanData& gpu) {
+  const auto check = [&](const char* what, const auto& a, const auto& b) {
+    compare(test, rank, step, what, a, b);
+  };
+  check("dest", cpu.dest, gpu.dest);
+  check("slot", cpu.slot, gpu.slot);
+  check("row", cpu.row, gpu.row);
+  check("token_row", cpu.token_row, gpu.token_row);
+  check("weight", cpu.weight, gpu.weight);
+  check("repeat", cpu.repeat, gpu.repeat);
+  check("slot_counts", cpu.slot_counts, gpu.slot_counts);
+  check("slot_begin", cpu.slot_begin, gpu.slot_begin);
+  check("token_rows_from", cpu.token_rows_from, gpu.token_rows_from);
+  check("token_rows_to", cpu.token_rows_to, gpu.token_rows_to);
+  check("rows_to", cpu.rows_to, gpu.rows_to);
+  check("dropped", cpu.dropped, gpu.dropped);
+  const std::vector<std::int64_t> of_cpu{cpu.tokens, cpu.rows_received, cpu.token_rows_received};
+  const std::vector<std::int64_t> of_gpu{gpu.tokens, gpu.rows_received, gpu.token_rows_received};
+  check("totals", of_cpu, of_gpu);
+}
+
+// Rows [begin, end) of both.
+void compare_rows(const Case& test, int rank, int step, const char* what, const std::byte* cpu,
+                  std::int64_t cpu_pitch, const std::byte* gpu, std::int64_t gpu_pitch,
+                  std::int64_t row_bytes, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::byte* a = cpu + row * cpu_pitch;
+    const std::byte* b = gpu + row * gpu_pitch;
+    if (std::memcmp(a, b, size(row_bytes)) == 0) continue;
+    std::int64_t at = 0;
+    while (a[at] == b[at]) ++at;
+    differ(test, rank, step,
+           fmt::format("{} row {} byte {} is {:02x} on the CPU, {:02x} on the GPU", what, row, at,
+                       std::to_integer<int>(a[at]), std::to_integer<int>(b[at])));
+  }
+}
+
+// What an expert makes of a row: it depends on the slot, and on the rank for rows that several share.
+void expert(DType dtype, const std::byte* x, std::byte* y, std::int64_t hidden,
+            std::int64_t which) {
+  for (std::int64_t i = 0; i < hidden; ++i) {
+    const std::int64_t at = i * dtype_bytes(dtype);
+    store(dtype, y + at, load(dtype, x + at) * (1.0 + static_cast<double>(which) / 16.0) + 0.25);
+  }
+}
+
+class Twin {
+ public:
+  Twin(const Group& group, int ordinal, cudaStream_t stream, const Case& test)
+      : test_(test),
+        group_(group),
+        cpu_(group, cpu_config(test)),
+        gpu_(group, Device::cuda(ordinal), test.config),
+        cpu_plan_(cpu_.make_plan()),
+        gpu_plan_(gpu_.make_plan()),
+        stream_(stream),
+        most_(size(test.config.max_tokens)),
+        row_bytes_(test.config.hidden * dtype_bytes(test.config.dtype)),
+        ids_(most_ * size(test.config.topk) * sizeof(std::int64_t)),
+        weights_(most_ * size(test.config.topk) * sizeof(float)),
+        x_(most_ * size(row_bytes_)),
+        out_(most_ * size(row_bytes_)),
+        sums_(most_ * size(row_bytes_)) {
+    gpu_.set_stream(stream);
+  }
+
+  void step(int number) {
+    const int rank = group_.rank();
+    const StepInput input = input_of(test_, rank, number);
+    const ExchangeConfig& config = test_.config;
+    ConstTensorView x{input.x.data(), config.dtype, input.tokens, config.hidden};
+    const float* weights = test_.no_weights ? nullptr : input.weights.data();
+    cpu_.plan({input.ids.data(), weights, input.tokens, config.topk}, cpu_plan_);
+    const Received here = cpu_.dispatch(cpu_plan_, x);
+
+    upload(input);
+    const Received there = dispatch(input);
+    GPU_OK(cudaStreamSynchronize(stream_));
+    gpu_.check();
+    compare_plans(test_, rank, number, cpu_plan_.to_host(), gpu_plan_.to_host());
+    compare_received(number, here, there);
+    if (config.dtype == DType::raw) {
+      cpu_.release(here);
+      gpu_.release(there);
+      return;
+    }
+    combine(number, here);
+    poison(there);
+  }
+
+  void compare_loads() {
+    const auto cpu = cpu_.loads();
+    const auto gpu = gpu_.loads();
+    compare(test_, group_.rank(), -1, "loads", std::vector<std::int64_t>(cpu.begin(), cpu.end()),
+            std::vector<std::int64_t>(gpu.begin(), gpu.end()));
+  }
+
+ private:
+  // The CPU has no set of kernels by these names.
+  static ExchangeConfig cpu_config(const Case& test) {
+    ExchangeConfig config = test.config;
+    config.kernels.clear();
+    return config;
+  }
+
+  void upload(const StepInput& input) {
+    if (test_.wide_ids) {
+      const std::vector<std::int64_t> wide(input.ids.begin(), input.ids.end());
+      ids_.upload(wide.data(), wide.size() * sizeof(std::int64_t));
+    } else {
+      ids_.upload(input.ids.data(), input.ids.size() * sizeof(std::int32_t));
+    }
+    weights_.upload(input.weights.data(), input.weights.size() * sizeof(float));
+    x_.upload(input.x.data(), input.x.size());
+    GPU_OK(cudaDeviceSynchronize());
+  }
+
+  Received dispatch(const StepInput& input) {
+    const ExchangeConfig& config = test_.config;
+    const ConstTensorView x{x_.get(), config.dtype, input.tokens, config.hidden};
+    const float* weights = test_.no_weights ? nullptr : weights_.as<float>();
+    const Routing routing =
+        test_.wide_ids ? Routing{ids_.as<std::int64_t>(), weights, input.tokens, config.topk}
+                       : Routing{ids_.as<std::int32_t>(), weights, input.tokens, config.topk};
+    DispatchOptions options;
+    if (test_.own_rows) {
+      if (rows_ == nullptr) rows_ = std::make_unique<Buffer>(gpu_.window_bytes());
+      options.out = {};
+      options.out.data = rows_->get();
+      options.out.dtype = config.dtype;
+      options.out.rows = 1 << 20;  // enough, and only what comes is written
+      options.out.cols = config.hidden;
+    }
+    if (test_.fused) return gpu_.plan_dispatch(routing, gpu_plan_, x, options);
+    gpu_.plan(routing, gpu_plan_);
+    if (test_.halves) return gpu_.dispatch_begin(gpu_plan_, x, options).finish();
+    return gpu_.dispatch(gpu_plan_, x, options);
+  }
+
+  [[nodiscard]] bool token_rows() const { return test_.config.layout == Layout::tokens; }
+
+  void compare_received(int number, const Received& here, const Received& there) {
+    const int rank = group_.rank();
+    const PlanData& plan = cpu_plan_.to_host();
+    const std::int64_t bytes = here.rows.row_bytes();
+    const std::int64_t rows = token_rows() ? plan.token_rows_received : plan.slot_begin.back();
+    const auto gpu_rows =
+        download(static_cast<const std::byte*>(there.rows.data), size(rows * there.rows.pitch()));
+    const auto compare_run = [&](std::int64_t begin, std::int64_t end) {
+      compare_rows(test_, rank, number, "received", here.rows.row(0), here.rows.pitch(),
+                   gpu_rows.data(), there.rows.pitch(), bytes, begin, end);
+      compare_scales(number, here, there, begin, end);
+    };
+    if (test_.config.layout == Layout::slots) {
+      for (std::size_t slot = 0; slot < plan.slot_counts.size(); ++slot) {
+        compare_run(plan.slot_begin[slot], plan.slot_begin[slot] + plan.slot_counts[slot]);
+      }
+    } else {
+      compare_run(0, rows);
+    }
+    compare_lists(number, here, there);
+  }
+
+  void compare_scales(int number, const Received& here, const Received& there, std::int64_t begin,
+                      std::int64_t end) {
+    if (here.scales == nullptr || test_.own_rows) return;
+    const std::int64_t pitch = here.wire.scale_pitch();
+    const auto gpu = download(static_cast<const std::byte*>(there.scales), size(end * pitch));
+    compare_rows(test_, group_.rank(), number, "scales", static_cast<const std::byte*>(here.scales),
+                 pitch, gpu.data(), pitch, here.wire.scale_bytes, begin, end);
+  }
+
+  void compare_lists(int number, const Received& here, const Received& there) {
+    const int rank = group_.rank();
+    const PlanData& plan = cpu_plan_.to_host();
+    const auto narrow_down = [](const std::vector<std::int64_t>& wide) {
+      return std::vector<std::int32_t>(wide.begin(), wide.end());
+    };
+    compare(test_, rank, number, "device.slot_counts", narrow_down(plan.slot_counts),
+            download(there.device.slot_counts, plan.slot_counts.size()));
+    compare(test_, rank, number, "device.slot_begin", narrow_down(plan.slot_begin),
+            download(there.device.slot_begin, plan.slot_begin.size()));
+    compare(test_, rank, number, "device.num_rows",
+            narrow_down({plan.rows_received, plan.token_rows_received}),
+            download(there.device.num_rows, 2));
+    if (!token_rows()) return;
+    compare(test_, rank, number, "gather", {here.gather.begin(), here.gather.end()},
+            download(there.device.gather, here.gather.size()));
+    const auto choices = download(there.device.choices, here.choices.size());
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (std::memcmp(&choices[i], &here.choices[i], sizeof(choices[i])) == 0) continue;
+      differ(test_, rank, number,
+             fmt::format("choice {}: slot {}, weight {}, position {} on the CPU, {}, {}, {} on the "
+                         "GPU",
+                         i, here.choices[i].local_slot, here.choices[i].weight,
+                         here.choices[i].position, choices[i].local_slot, choices[i].weight,
+                         choices[i].position));
+    }
+  }
+
+  // Runs the experts on the host for both.
+  void combine(int number, const Received& here) {
+    const int rank = group_.rank();
+    const ExchangeConfig& config = test_.config;
+    const PlanData& plan = cpu_plan_.to_host();
+    const TensorView y = cpu_.combine_input(cpu_plan_);
+    std::vector<std::byte> plain(size(row_bytes_));
+    const auto run = [&](std::int64_t row, std::int64_t which) {
+      const std::byte* x = here.rows.row(row);
+      if (here.wire.quantised()) {  // any numbers will do
+        for (std::int64_t i = 0; i < config.hidden; ++i) {
+          store(config.dtype, plain.data() + i * dtype_bytes(config.dtype),
+                static_cast<double>(std::to_integer<int>(x[i])) - 100.0);
+        }
+        x = plain.data();
+      }
+      expert(config.dtype, x, y.row(row), config.hidden, which);
+    };
+    const int first_slot = cpu_.placement().slot_begin()[size(rank)];
+    if (token_rows()) {
+      for (std::int64_t row = 0; row < plan.token_rows_received; ++row) run(row, rank);
+    } else {
+      for (std::size_t slot = 0; slot < plan.slot_counts.size(); ++slot) {
+        for (std::int64_t i = 0; i < plan.slot_counts[slot]; ++i) {
+          run(plan.slot_begin[slot] + i, first_slot + static_cast<std::int64_t>(slot));
+        }
+      }
+    }
+    const std::int64_t tokens = gpu_plan_.tokens();
+    upload_results(y);
+
+    std::vector<std::byte> sums(size(tokens * row_bytes_));
+    TensorView out;
+    out.data = sums.data();
+    out.dtype = config.dtype;
+    out.rows = tokens;
+    out.cols = config.hidden;
+    cpu_.combine(cpu_plan_, y, out);
+
+    sums_.poison();
+    GPU_OK(cudaDeviceSynchronize());
+    TensorView gpu_out = out;
+    gpu_out.data = sums_.get();
+    if (test_.halves) {
+      gpu_.combine_begin(gpu_plan_, gpu_y_, gpu_out).finish();
+    } else {
+      gpu_.combine(gpu_plan_, gpu_y_, gpu_out);
+    }
+    GPU_OK(cudaStreamSynchronize(stream_));
+    gpu_.check();
+    const auto of_gpu = download(sums_.as<std::byte>(), sums.size());
+    compare_rows(test_, rank, number, "sums", sums.data(), row_bytes_, of_gpu.data(), row_bytes_,
+                 row_bytes_, 0, tokens);
+  }
+
+  void upload_results(const TensorView& y) {
+    const PlanData& plan = cpu_plan_.to_host();
+    const std::int64_t rows = token_rows() ? plan.token_rows_received : plan.slot_begin.back();
+    gpu_y_ = gpu_.combine_input(gpu_plan_);
+    if (test_.own_results) {
+      if (results_ == nullptr) results_ = std::make_unique<Buffer>(gpu_.window_bytes());
+      gpu_y_.data = results_->get();
+      gpu_y_.rows = rows;
+      gpu_y_.pitch_bytes = row_bytes_;
+    }
+    if (rows == 0) return;
+    GPU_OK(cudaMemcpy2D(gpu_y_.data, size(gpu_y_.pitch()), y.data, size(y.pitch()),
+                        size(row_bytes_), size(rows), cudaMemcpyHostToDevice));
+    GPU_OK(cudaDeviceSynchronize());
+  }
+
+  // What an earlier step has left must not be seen by a later one. Peers write here only after this
+  // barrier.
+  void poison(const Received& there) {
+    if (!test_.own_rows) {
+      GPU_OK(cudaMemset(there.rows.data, 0xFF, size(there.rows.rows * there.rows.pitch())));
+    }
+    if (!test_.own_results) {
+      GPU_OK(cudaMemset(gpu_y_.data, 0xFF, size(gpu_y_.rows * gpu_y_.pitch())));
+    }
+    GPU_OK(cudaDeviceSynchronize());
+    group_.barrier();
+  }
+
+  const Case& test_;
+  const Group& group_;
+  Exchange cpu_;
+  Exchange gpu_;
+  Plan cpu_plan_;
+  Plan gpu_plan_;
+  cudaStream_t stream_;
+  std::size_t most_;
+  std::int64_t row_bytes_;
+  Buffer ids_, weights_, x_, out_, sums_;
+  std::unique_ptr<Buffer> rows_, results_;
+  TensorView gpu_y_;
+};
+
+}  // namespace
+
+std::string Case::name() const {
+  std::string text = fmt::format(
+      "{} {} {} {} experts {} topk {} hidden {} depth {}", wherry::name(config.layout),
+      wherry::name(config.effective_reduction()), wherry::name(config.effective_sum_at()),
+      wherry::name(config.dtype), config.experts, config.topk, config.hidden, config.depth);
+  if (!config.kernels.empty()) text += " " + config.kernels;
+  if (config.dispatch_wire != Wire::same)
+    text += fmt::format(" {}", wherry::name(config.dispatch_wire));
+  if (config.alignment > 1) text += fmt::format(" alignment {}", config.alignment);
+  if (config.weights == Weights::caller) text += " caller";
+  if (config.placement.has_value()) text += " placement";
+  if (config.expert_ids == ExpertIds::physical) text += " physical";
+  for (const auto& [flag, what] : {std::pair{duplicates, " duplicates"},
+                                   {wide_ids, " int64"},
+                                   {halves, " halves"},
+                                   {fused, " fused"},
+                                   {own_results, " own_results"},
+                                   {own_rows, " own_rows"},
+                                   {no_weights, " no_weights"}}) {
+    if (flag) text += what;
+  }
+  return text;
+}
+
+ExchangeConfig config_of(const Batch& batch, Layout layout, Reduction reduction, DType dtype) {
+  ExchangeConfig config;
+  config.experts = batch.experts;
+  config.topk = batch.topk;
+  config.hidden = batch.hidden;
+  config.max_tokens = batch.max_tokens();
+  config.dtype = dtype;
+  config.layout = layout;
+  config.reduction = reduction;
+  config.deadline = Seconds(20.0);
+  return config;
+}
+
+StepInput input_of(const Case& test, int rank, int step) {
+  const Batch& batch = test.batch;
+  StepInput input;
+  input.tokens = batch.tokens_of(rank);
+  const Routing routing = batch.routing_of(rank);
+  const int ids = test.config.expert_ids == ExpertIds::physical ? test.config.placement->num_slots()
+                                                                : batch.experts;
+  for (std::int64_t token = 0; token < input.tokens; ++token) {
+    for (int k = 0; k < batch.topk; ++k) {
+      const auto drawn = static_cast<std::int32_t>(routing.id(token, k));
+      std::int32_t id = drawn < 0 ? -1 : (drawn + step * (1 + k % 2)) % ids;
+      if (test.duplicates && k > 0 && (token + k) % 3 == 0) id = input.ids[input.ids.size() - 1];
+      input.ids.push_back(id);
+      input.weights.push_back(routing.weight(token, k) + 0.125F * static_cast<float>(step));
+    }
+  }
+  const DType dtype = test.config.dtype;
+  const std::int64_t hidden = test.config.hidden;
+  input.x.resize(size(input.tokens * hidden * dtype_bytes(dtype)));
+  for (std::int64_t token = 0; token < input.tokens; ++token) {
+    for (std::int64_t i = 0; i < hidden; ++i) {
+      const std::uint64_t draw =
+          mix(static_cast<std::uint64_t>(((step * 64 + rank) * 4096 + token) * 131072 + i));
+      double value = static_cast<double>(draw >> 40) / static_cast<double>(1 << 20) - 8.0;
+      // Now and then what numbers are not made of.
+      if (draw % 509 == 0) value = std::numeric_limits<double>::infinity();
+      if (draw % 509 == 1) value = -0.0;
+      if (draw % 509 == 2) value = 1e-41;
+      if (draw % 509 == 3) value = std::numeric_limits<double>::quiet_NaN();
+      store(dtype, input.x.data() + (token * hidden + i) * dtype_bytes(dtype), value);
+    }
+  }
+  return input;
+}
+
+void run_twin(const Group& group, int ordinal, cudaStream_t stream, const Case& test) {
+  try {
+    Twin twin(group, ordinal, stream, test);
+    for (int step = 0; step < test.steps; ++step) twin.step(step);
+    twin.compare_loads();
+    group.barrier();
+  } catch (const Error& error) {
+    throw std::runtime_error(
+        fmt::format("{}: rank {}: {}", test.name(), group.rank(), error.what()));
+  }
+}
+
+void on_processes(int ranks, const std::function<void(Group&, int, cudaStream_t)>& body) {
+  run_processes(ranks, [&](Group& group) {
+    const int ordinal = choose_gpu(group.rank());
+    const Stream stream;
+    body(group, ordinal, stream.get());
+  });
+}
+
+void on_threads(int ranks, const std::function<void(Group&, int, cudaStream_t)>& body) {
+  GPU_OK(cudaSetDevice(0));
+  const Stream stream;
+  run_threads(ranks, [&](Group& group) {
+    GPU_OK(cudaSetDevice(0));
+    body(group, 0, stream.get());
+  });
+}
+
+}  // namespace wherry::test
