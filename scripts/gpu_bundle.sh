@@ -11,7 +11,7 @@ bundle=build/bundle
 rm -rf "${bundle}"
 mkdir -p "${bundle}"
 for package in "${packages[@]}"; do
-  dpkg -L "${package}" | grep -E '^/usr/(include|lib|share/cmake)/' | grep -vE 'libhwy_(test|contrib)' |
+  dpkg -L "${package}" | grep -E '^/usr/(include|lib|share/cmake)/' |
     tar -C / -cf - --no-recursion -T - 2>/dev/null | tar -C "${bundle}" -xf -
   dpkg-query -W -f='${Package} ${Version}\n' "${package}" >>"${bundle}/packages.txt"
 done

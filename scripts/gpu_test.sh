@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own, the ranks under
 # CUDA MPS (its ranks as processes are the product's way), then a small one under compute-sanitizer.
-# FILTER: of GoogleTest; with one the sanitizer is left out. What passed goes to $OUT or results/h200,
+# PROGRAM: run this one instead of building. FILTER: of GoogleTest; with one the sanitizer is left out. What passed goes to $OUT or results/h200,
 # tests.json. WHERRY_COMMIT names the commit where the machine has the files without the history.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -9,9 +9,12 @@ cd "$(dirname "$0")/.."
 
 filter=${1:-*}
 started=${SECONDS}
-build_targets gpu_test || { echo "the GPU tests do not build"; exit 1; }
-echo "-- $((SECONDS - started)) s: build"
-program=$(find "${build}" -name gpu_test -type f -perm -u+x | head -1)
+program=${PROGRAM:-}
+if [ -z "${program}" ]; then
+  build_targets gpu_test || { echo "the GPU tests do not build"; exit 1; }
+  echo "-- $((SECONDS - started)) s: build"
+  program=$(find "${build}" -name gpu_test -type f -perm -u+x | head -1)
+fi
 
 status=0
 rows=()
@@ -30,6 +33,13 @@ run() {
   printf '%s %3d s  %s\n' "$([ "${passed}" = true ] && echo ok || echo FAILED)" "$((SECONDS - start))" "${name}"
 }
 
+# Passes only if the tool says that it has looked.
+sanitized() {
+  timeout "${TIMEOUT:-120}" compute-sanitizer --tool "$1" --error-exitcode 9 "${program}" \
+    --gtest_filter=Sanitized.EveryPairOnTwoRanks 2>&1 | tee "${build}/sanitizer.log"
+  [ "${PIPESTATUS[0]}" = 0 ] && grep -qE 'ERROR SUMMARY: 0 errors|0 hazards displayed' "${build}/sanitizer.log"
+}
+
 mapfile -t tests < <("${program}" --gtest_list_tests --gtest_filter="${filter}" |
                      awk '/^[^ ]/ { suite = $1; next } { print suite $1 }')
 for test in "${tests[@]}"; do
@@ -37,9 +47,7 @@ for test in "${tests[@]}"; do
 done
 if [ "${filter}" = '*' ]; then
   for tool in memcheck racecheck synccheck; do
-    run "Sanitized.EveryPairOnTwoRanks under ${tool}" timeout "${TIMEOUT:-120}" \
-      compute-sanitizer --tool "${tool}" --error-exitcode 9 "${program}" \
-      --gtest_filter=Sanitized.EveryPairOnTwoRanks
+    run "Sanitized.EveryPairOnTwoRanks under ${tool}" sanitized "${tool}"
   done
 fi
 

@@ -310,6 +310,7 @@ void Cluster::dispatch_recv(int generation) {
                      static_cast<std::uint32_t>(generation),
                      rows_of(shape_),
                      shape_.layout == Layout::grouped ? local_slots : 0,
+                     0,
                      nullptr,
                      nullptr};
   }

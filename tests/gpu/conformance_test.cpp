@@ -90,11 +90,12 @@ std::vector<Case> cases_of(int ranks) {
     cases.push_back(test);
   }
   // Quantised on the way out.
-  for (const Pair& pair : {kPairs[3], kPairs[4]}) {
+  for (const Pair& pair : {kPairs[0], kPairs[3], kPairs[4]}) {
     for (const std::int64_t hidden : {256, 2064}) {
       Case test = case_of(pair, make_batch(13 * ranks, ranks, 8, 4, hidden, 50, 0.1));
       test.config.dispatch_wire = Wire::e4m3_block128;
       test.fused = pair.layout == Layout::slots;
+      if (pair.layout == Layout::grouped) test.config.alignment = 8;
       cases.push_back(test);
     }
   }

@@ -102,6 +102,7 @@ void CudaExchange::receive_rows(const Generation& g) {
   args.generation = generation_of(g.step);
   args.rows = outgoing(g, {}, false).rows;
   args.local_slots = config().layout == Layout::slots ? 0 : placement_.num_local_slots(rank());
+  args.scale_pitch = static_cast<std::uint64_t>(mode_.dispatch_wire.scale_pitch());
   args.choices = g.choices;
   args.gather = g.gather;
   const int blocks = expects_recv() ? num_sms_ : 1;

@@ -170,9 +170,10 @@ struct DispatchRecvArgs {
   PlanArrays plan;
   std::uint32_t generation;
   Rows rows;
-  std::int32_t local_slots;  // grouped: zero the padding between their segments; 0: nothing to do
-  TokenChoice* choices;      // Rows::per_rank: [token rows, topk], or null
-  std::int32_t* gather;      // then: [grouped positions], the row of each
+  std::int32_t local_slots;   // grouped: zero the padding between their segments; 0: nothing to do
+  std::uint64_t scale_pitch;  // and their scales, where rows have some
+  TokenChoice* choices;       // Rows::per_rank: [token rows, topk], or null
+  std::int32_t* gather;       // then: [grouped positions], the row of each
 };
 
 // Where a token's terms lie and how they are summed.

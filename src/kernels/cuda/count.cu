@@ -124,8 +124,9 @@ __device__ void add_earlier(const CountArgs& args, const CountShared& shared, co
   for (std::uint32_t token = run.begin; token < run.end; token += step) {
     const StepLane mine = lane_of_step(token, run.end, topk, lane);
     if (!mine.exists) continue;
-    args.plan.weight[mine.at] = args.weights != nullptr ? args.weights[mine.at] : 1.0F;
     const std::int32_t slot = args.plan.slot[mine.at];  // this lane wrote it
+    const float weight = args.weights != nullptr ? args.weights[mine.at] : 1.0F;
+    args.plan.weight[mine.at] = slot >= 0 ? weight : 0.0F;
     if (slot < 0) continue;
     const std::int32_t rank = args.placement.slots + args.plan.dest[mine.at];
     args.plan.row[mine.at] += warps[slot] + shared.base[slot];

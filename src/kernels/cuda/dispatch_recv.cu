@@ -73,6 +73,11 @@ __device__ void zero_padding(const DispatchRecvArgs& args) {
       auto* to = window_at<uint4>(context, context.rank,
                                   layout.row(args.generation, static_cast<std::uint64_t>(row)));
       for (std::uint32_t at = threadIdx.x; at < units; at += blockDim.x) to[at] = uint4{};
+      auto* scales =
+          own_window_at<uint4>(context, layout.scale_plane(args.generation) +
+                                            static_cast<std::uint64_t>(row) * args.scale_pitch);
+      const auto scale_units = static_cast<std::uint32_t>(args.scale_pitch / sizeof(uint4));
+      for (std::uint32_t at = threadIdx.x; at < scale_units; at += blockDim.x) scales[at] = uint4{};
     }
   }
 }
