@@ -1,6 +1,5 @@
-// What the kernels must produce, by plain loops that share nothing with them but layout.hpp: the
-// payload of every row, the plan, and the sums. Host and device; the device only uses it to check
-// shapes that would take the host too long.
+// What a timed step must bring, by plain loops that share nothing with the library: the payload of every
+// row, where it comes from, and the sums. Host and device: the shapes would take the host too long.
 #pragma once
 
 #include <cmath>
@@ -10,38 +9,26 @@
 #include <vector>
 
 #include "kernels/layout.hpp"
+#include "wherry/exchange.hpp"
 #include "wherry/types.hpp"
 
 namespace wherry::bench {
 
-enum class Layout { tokens, grouped, slots };
-enum class Reduction { by_token, by_rank };
-
 struct Shape {
   int ranks = 8;
-  int tokens = 64;  // of each rank at most; `uneven` gives ranks different numbers
+  int tokens = 64;  // of each rank
   int hidden = 512;
   int topk = 8;
   int experts = 64;
   Layout layout = Layout::tokens;
   Reduction reduction = Reduction::by_rank;
+  SumAt sum_at = SumAt::home;
   int depth = 2;
-  int alignment = 1;
   DType dtype = DType::bf16;  // or f16, f32
   bool e4m3 = false;          // dispatch quantised rows, of bf16
-  bool partials = false;  // grouped by_rank: sums travel as partials instead of being made at home
-  bool fill = false;      // grouped: further slots are filled on arrival (Rows::first_slot)
-  bool bulk = true;       // bulk copies where legal, else ordinary ones
-  bool uneven = false;
-  bool duplicates = false;  // some tokens name one expert twice
-  double absent = 0.0;      // share of choices that are -1
-  int blocks = 4;           // per rank
-  int sets = 3;             // routings and payloads that take turns
+  const char* kernels = "";   // as ExchangeConfig::kernels
+  int num_sms = 4;            // of a rank
 
-  int tokens_of(int rank) const {
-    if (!uneven) return tokens;
-    return rank % 3 == 1 ? 0 : tokens - 7 * (rank % 4);
-  }
   std::uint64_t x_bytes() const {
     return static_cast<std::uint64_t>(hidden) * static_cast<std::uint64_t>(dtype_bytes(dtype));
   }
@@ -71,13 +58,12 @@ WHERRY_HD inline Fields fields_of(DType dtype) {
   if (dtype == DType::f16) return {10, 12, 15};
   return dtype == DType::f32 ? Fields{23, 124, 31} : Fields{7, 124, 15};
 }
-// Who it is: f(set, source rank, token, column). Any sign and mantissa, magnitudes 2^-3 .. 2.
-WHERRY_HD inline std::uint32_t payload(DType dtype, int set, int source, int token, int column) {
+// Who it is: f(source rank, token, column). Any sign and mantissa, magnitudes 2^-3 .. 2.
+WHERRY_HD inline std::uint32_t payload(DType dtype, int source, int token, int column) {
   const Fields fields = fields_of(dtype);
   const std::uint32_t bits =
       mix(static_cast<std::uint32_t>(column) * 0x9E3779B9U +
-          mix(static_cast<std::uint32_t>(token) * 64U + static_cast<std::uint32_t>(source) +
-              static_cast<std::uint32_t>(set) * 0x1000003U));
+          mix(static_cast<std::uint32_t>(token) * 64U + static_cast<std::uint32_t>(source)));
   const std::uint32_t exponent = fields.eighth + ((bits >> 24) & 3U);
   const std::uint32_t mantissa = bits & ((1U << fields.mantissa_bits) - 1U);
   return (bits >> 31 << fields.sign_bit) | (exponent << fields.mantissa_bits) | mantissa;
@@ -144,142 +130,78 @@ WHERRY_HD inline std::uint8_t to_e4m3(float value) {
   return static_cast<std::uint8_t>(sign | code);
 }
 
-// --- Plan ---------------------------------------------------------------------------------------
+// --- Routing ------------------------------------------------------------------------------------
 
-struct Origin {  // of a received row; source -1: padding
+struct Origin {  // of a received row; source -1: room that nothing fills
   std::int32_t source = -1;
   std::int32_t token = -1;
   std::int32_t expert = -1;  // whose bits are flipped; for token rows: experts + rank
 };
 
-struct RankPlan {
-  std::vector<std::int32_t> ids;  // [tokens, topk]
+struct Choices {  // of one rank, [tokens, topk]
+  std::vector<std::int32_t> ids;
   std::vector<float> weights;
-  std::vector<std::int32_t> dest, slot, row, token_row;
-  std::vector<std::uint8_t> repeat;
-  std::vector<std::int32_t> slot_counts, slot_begin, token_rows_from, token_rows_to;
-  std::vector<Origin> rows;  // grouped or slots rows of this rank
-  std::vector<Origin> token_rows;
-  std::vector<layout::TokenEntry> entries;  // [token_rows, topk]
 };
 
-inline int first_slot_of(const Shape& shape, int rank) {  // contiguous, the first ranks hold more
+inline int first_expert_of(const Shape& shape, int rank) {  // contiguous, the first ranks hold more
   const int each = shape.experts / shape.ranks;
   const int more = shape.experts % shape.ranks;
   return rank * each + (rank < more ? rank : more);
 }
-inline int rank_of_slot(const Shape& shape, int slot) {
+inline int rank_of_expert(const Shape& shape, int expert) {
   int rank = 0;
-  while (slot >= first_slot_of(shape, rank + 1)) ++rank;
+  while (expert >= first_expert_of(shape, rank + 1)) ++rank;
   return rank;
 }
-inline int max_local_slots(const Shape& shape) {
-  return (shape.experts + shape.ranks - 1) / shape.ranks;
-}
-inline int rows_per_slot(const Shape& shape) {
-  return shape.layout == Layout::slots ? shape.tokens * shape.ranks : 0;
-}
 
-inline void draw_routing(const Shape& shape, int set, int rank, RankPlan& plan) {
-  std::mt19937 random(static_cast<unsigned>(set * 1000 + rank + 1));
-  const int tokens = shape.tokens_of(rank);
-  for (int token = 0; token < tokens; ++token) {
-    const std::size_t first = plan.ids.size();
+inline Choices draw_choices(const Shape& shape, int rank) {
+  Choices choices;
+  std::mt19937 random(static_cast<unsigned>(rank + 1));
+  for (int token = 0; token < shape.tokens; ++token) {
+    const std::size_t first = choices.ids.size();
     for (int k = 0; k < shape.topk; ++k) {
       int id = 0;
       bool taken = true;
       while (taken) {
         id = static_cast<int>(random() % static_cast<unsigned>(shape.experts));
         taken = false;
-        for (int j = 0; j < k; ++j) taken |= plan.ids[first + static_cast<std::size_t>(j)] == id;
+        for (int j = 0; j < k; ++j) taken |= choices.ids[first + static_cast<std::size_t>(j)] == id;
       }
-      plan.ids.push_back(id);
-      plan.weights.push_back(static_cast<float>(random() % 1000 + 1) / 1024.0F);
-    }
-    for (int k = 0; k < shape.topk; ++k) {
-      const auto at = first + static_cast<std::size_t>(k);
-      if (shape.duplicates && k > 0 && random() % 4 == 0) plan.ids[at] = plan.ids[at - 1];
-      if (static_cast<double>(random() % 1000) < shape.absent * 1000.0) plan.ids[at] = -1;
+      choices.ids.push_back(id);
+      choices.weights.push_back(static_cast<float>(random() % 1000 + 1) / 1024.0F);
     }
   }
+  return choices;
 }
 
-// The plans of all ranks for one set.
-inline std::vector<RankPlan> make_plans(const Shape& shape, int set) {
-  const auto ranks = static_cast<std::size_t>(shape.ranks);
-  const auto topk = static_cast<std::size_t>(shape.topk);
-  std::vector<RankPlan> plans(ranks);
-  std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.experts), 0);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    RankPlan& p = plans[r];
-    draw_routing(shape, set, static_cast<int>(r), p);
-    p.dest.assign(p.ids.size(), -1);
-    p.slot = p.row = p.token_row = p.dest;
-    p.repeat.assign(p.ids.size(), 0);
-    p.token_rows_from.assign(ranks, 0);
-    p.token_rows_to.assign(ranks, 0);
-    for (std::size_t at = 0; at < p.ids.size(); ++at) {
-      if (p.ids[at] < 0) continue;
-      p.slot[at] = p.ids[at];
-      p.dest[at] = rank_of_slot(shape, p.slot[at]);
-      for (std::size_t before = at / topk * topk; before < at; ++before) {
-        if (p.slot[before] == p.slot[at]) p.repeat[at] = 1;
+// Where the rows that `rank` receives come from, in their order: by slot (tokens: all together), source
+// rank, token. With `slots` each slot has room for all tokens.
+inline std::vector<Origin> origins_of(const Shape& shape, int rank) {
+  const int first = first_expert_of(shape, rank);
+  const int end = first_expert_of(shape, rank + 1);
+  const bool by_token = shape.layout == Layout::tokens;
+  std::vector<std::vector<Origin>> runs(by_token ? 1 : static_cast<std::size_t>(end - first));
+  for (int source = 0; source < shape.ranks; ++source) {
+    const Choices choices = draw_choices(shape, source);
+    for (int token = 0; token < shape.tokens; ++token) {
+      bool here = false;
+      for (int k = 0; k < shape.topk; ++k) {
+        const int id = choices.ids[static_cast<std::size_t>(token * shape.topk + k)];
+        if (id < first || id >= end) continue;
+        here = true;
+        if (!by_token) runs[static_cast<std::size_t>(id - first)].push_back({source, token, id});
       }
-      if (p.repeat[at] == 0) ++counts[static_cast<std::size_t>(p.slot[at])];
+      if (by_token && here) runs[0].push_back({source, token, shape.experts + rank});
     }
   }
-  std::vector<std::int32_t> next(counts.size(), 0);  // free row of each slot
-  for (std::size_t r = 0; r < ranks; ++r) {
-    RankPlan& p = plans[r];
-    std::int32_t begin = 0;
-    for (int slot = first_slot_of(shape, static_cast<int>(r));
-         slot < first_slot_of(shape, static_cast<int>(r) + 1); ++slot) {
-      const std::int32_t count = counts[static_cast<std::size_t>(slot)];
-      p.slot_counts.push_back(count);
-      p.slot_begin.push_back(begin);
-      next[static_cast<std::size_t>(slot)] = begin;
-      begin += shape.layout == Layout::slots
-                   ? rows_per_slot(shape)
-                   : (count + shape.alignment - 1) / shape.alignment * shape.alignment;
+  std::vector<Origin> origins;
+  for (std::vector<Origin>& run : runs) {
+    if (shape.layout == Layout::slots) {
+      run.resize(static_cast<std::size_t>(shape.tokens) * static_cast<std::size_t>(shape.ranks));
     }
-    p.slot_begin.push_back(begin);
-    p.rows.resize(static_cast<std::size_t>(begin));
+    origins.insert(origins.end(), run.begin(), run.end());
   }
-  for (std::size_t r = 0; r < ranks; ++r) {
-    RankPlan& p = plans[r];
-    const auto source = static_cast<std::int32_t>(r);
-    for (std::size_t at = 0; at < p.ids.size(); ++at) {
-      if (p.dest[at] < 0) continue;
-      const auto token = static_cast<std::int32_t>(at / topk);
-      const auto d = static_cast<std::size_t>(p.dest[at]);
-      RankPlan& to = plans[d];
-      for (std::size_t before = at / topk * topk; before < at; ++before) {
-        if (p.slot[before] == p.slot[at]) p.row[at] = p.row[before];
-        if (p.dest[before] == p.dest[at]) p.token_row[at] = p.token_row[before];
-      }
-      if (p.row[at] < 0) {
-        p.row[at] = next[static_cast<std::size_t>(p.slot[at])]++;
-        to.rows[static_cast<std::size_t>(p.row[at])] = {source, token, p.slot[at]};
-      }
-      if (p.token_row[at] < 0) {
-        p.token_row[at] = static_cast<std::int32_t>(to.token_rows.size());
-        to.token_rows.push_back({source, token, shape.experts + p.dest[at]});
-        ++p.token_rows_to[d];
-        ++to.token_rows_from[r];
-      }
-    }
-  }
-  for (std::size_t d = 0; d < ranks; ++d) {
-    for (const Origin& origin : plans[d].token_rows) {
-      const RankPlan& home = plans[static_cast<std::size_t>(origin.source)];
-      for (std::size_t k = 0; k < topk; ++k) {
-        const std::size_t at = static_cast<std::size_t>(origin.token) * topk + k;
-        const bool here = home.dest[at] == static_cast<std::int32_t>(d);
-        plans[d].entries.push_back({here ? home.row[at] : -1, home.weights[at]});
-      }
-    }
-  }
-  return plans;
+  return origins;
 }
 
 // --- Sums ---------------------------------------------------------------------------------------
@@ -288,20 +210,20 @@ struct SumRule {
   Layout layout;
   Reduction reduction;
   DType dtype;
-  int ranks, topk, experts, set;
+  int ranks, topk, experts;
 };
-// One element of the combined output. dest, slot, weights: the token's choices.
+// One element of the combined output. dest, ids, weights: the token's choices.
 WHERRY_HD inline std::uint32_t expected_sum(const SumRule& rule, int source, int token, int column,
-                                            const std::int32_t* dest, const std::int32_t* slot,
+                                            const std::int32_t* dest, const std::int32_t* ids,
                                             const float* weights) {
-  const std::uint32_t x = payload(rule.dtype, rule.set, source, token, column);
+  const std::uint32_t x = payload(rule.dtype, source, token, column);
   const auto of_expert = [&](int expert) {
     return widen(rule.dtype, x ^ expert_bits(rule.dtype, expert));
   };
   float sum = 0.0F;
   if (rule.reduction == Reduction::by_token) {
     for (int k = 0; k < rule.topk; ++k) {
-      if (dest[k] >= 0) sum = fmaf(weights[k], of_expert(slot[k]), sum);
+      if (dest[k] >= 0) sum = fmaf(weights[k], of_expert(ids[k]), sum);
     }
     return narrow(rule.dtype, sum);
   }
@@ -311,7 +233,7 @@ WHERRY_HD inline std::uint32_t expected_sum(const SumRule& rule, int source, int
     for (int k = 0; k < rule.topk; ++k) {
       if (dest[k] != rank) continue;
       any = true;
-      partial = fmaf(weights[k], of_expert(slot[k]), partial);
+      partial = fmaf(weights[k], of_expert(ids[k]), partial);
     }
     if (!any) continue;
     sum += rule.layout == Layout::tokens ? of_expert(rule.experts + rank)

@@ -227,15 +227,15 @@ void CudaExchange::plan(const Routing& routing, DevicePlan& device_plan) {
   kernel::CountArgs args = count_args(routing, plan);
   check_device_memory(Stage::plan, "ids", args.plan.tokens > 0 ? routing.ids : nullptr);
   check_device_memory(Stage::plan, "weights", args.plan.tokens > 0 ? routing.weights : nullptr);
-  launches_->launch(
-      local_, args, stream_, at(Stage::plan), [this](auto& table, int ranks, cudaStream_t stream) {
-        for (int rank = 0; rank < ranks; ++rank) {
-          kernel::CountArgs& each = table.rank[rank];
-          each.chunk_tokens =
-              kernel::choose_chunk_tokens(each.plan.tokens, num_sms_, config().topk);
-        }
-        return kernel::launch_count(table, ranks, kernel::CountStep::both, stream, shared_bytes_);
-      });
+  launches_->launch(local_, args, stream_, at(Stage::plan),
+                    [this](auto& table, int ranks, cudaStream_t stream) {
+                      for (int rank = 0; rank < ranks; ++rank) {
+                        kernel::CountArgs& each = table.rank[rank];
+                        each.chunk_tokens =
+                            kernel::choose_chunk_tokens(each.plan.tokens, num_sms_, config().topk);
+                      }
+                      return kernel::launch_count(table, ranks, shared_bytes_, stream);
+                    });
   plan.filled(args.plan.tokens, ++plans_, placements_, stream_);
 }
 

@@ -1,7 +1,6 @@
 // Stage 2, plan: counts every rank's rows, tells them to all ranks, and places each row.
-//   count_send  within[choice] = rows before it in its block's run; blocks exchange their counts;
-//               totals to every peer; within += rows of earlier blocks.
-//   count_recv  row = base + within.
+//   within[choice] = rows before it in its block's run; blocks exchange their counts; totals to every
+//   peer; within += rows of earlier blocks; when all have told, row = base + within.
 // Nothing in it waits for a signal: all that is exchanged are words that carry their epoch. So with
 // few tokens one block does it all, and with many no block waits for the last one.
 #include "kernels/cuda/counting.cuh"
@@ -146,7 +145,6 @@ __device__ void add_base(const CountArgs& args, const CountShared& shared, const
   }
 }
 
-template <CountStep kStep>
 __global__ void __launch_bounds__(kCountThreads)
     count(const __grid_constant__ RankTable<CountArgs> table, int max_warps) {
   extern __shared__ __align__(16) std::int32_t memory[];
@@ -161,15 +159,12 @@ __global__ void __launch_bounds__(kCountThreads)
   const CountShared shared = count_shared(memory, args);
   const Chunk chunk = chunk_of(args, static_cast<int>(blockIdx.x));
   const Run run = run_of_warp(chunk.begin, chunk.end, context.topk, max_warps);
-  const FirstIds first_ids =
-      kStep == CountStep::recv ? FirstIds{-1, -1} : load_first_ids(args, run);
+  const FirstIds first_ids = load_first_ids(args, run);
   load_placement(args, shared);
-  if constexpr (kStep != CountStep::recv) {
 #pragma unroll 1
-    for (int at = static_cast<int>(threadIdx.x); at < run.used_warps * shared.entries;
-         at += kCountThreads) {
-      shared.counts[at] = 0;
-    }
+  for (int at = static_cast<int>(threadIdx.x); at < run.used_warps * shared.entries;
+       at += kCountThreads) {
+    shared.counts[at] = 0;
   }
   if (threadIdx.x == 0) {
     bad = kNoBadChoice;
@@ -182,38 +177,34 @@ __global__ void __launch_bounds__(kCountThreads)
   const std::uint32_t plans = begin.epoch - 1;
   const StageInfo info{Stage::plan, layout::Channel::counts, plans % layout::kCountGenerations,
                        plans / layout::kCountGenerations + 1};
-  if constexpr (kStep != CountStep::recv) {
-    count_run(args, shared, run, first_ids,
-              {args.plan.slot, args.plan.dest, args.plan.row, args.plan.token_row},
-              args.plan.repeat, &bad);
-    __syncthreads();
-    const StageInfo among_blocks{info.stage, info.channel, info.generation, shared_plans + 1};
-    if (!exchange_counts(args, shared, info, among_blocks, run.used_warps, blocks, bad)) return;
-    add_earlier(args, shared, run);
-    __syncthreads();  // base is written again
+  count_run(args, shared, run, first_ids,
+            {args.plan.slot, args.plan.dest, args.plan.row, args.plan.token_row}, args.plan.repeat,
+            &bad);
+  __syncthreads();
+  const StageInfo among_blocks{info.stage, info.channel, info.generation, shared_plans + 1};
+  if (!exchange_counts(args, shared, info, among_blocks, run.used_warps, blocks, bad)) return;
+  add_earlier(args, shared, run);
+  __syncthreads();  // base is written again
+  const bool writes = blockIdx.x == 0;
+  switch (receive_counts(args, shared, info, begin.epoch, writes, &flags, chunk.begin, chunk.end)) {
+    case Placed::failed: return;
+    case Placed::poisoned: break;
+    case Placed::good:
+      if (writes && warp_index() == 0) write_arrivals(args, shared);
+      if (writes) add_loads(args, shared);
+      add_base(args, shared, chunk);
   }
-  if constexpr (kStep != CountStep::send) {
-    const bool writes = blockIdx.x == 0;
-    switch (
-        receive_counts(args, shared, info, begin.epoch, writes, &flags, chunk.begin, chunk.end)) {
-      case Placed::failed: return;
-      case Placed::poisoned: break;
-      case Placed::good:
-        if (writes && warp_index() == 0) write_arrivals(args, shared);
-        if (writes) add_loads(args, shared);
-        add_base(args, shared, chunk);
-    }
-    if (threadIdx.x == 0 &&
-        is_last_to_leave(state, Arrival::planned, static_cast<std::uint32_t>(blocks))) {
-      state.plans = plans + 1;
-      if (blocks > 1) state.shared_plans = shared_plans + 1;
-    }
+  if (threadIdx.x == 0 &&
+      is_last_to_leave(state, Arrival::planned, static_cast<std::uint32_t>(blocks))) {
+    state.plans = plans + 1;
+    if (blocks > 1) state.shared_plans = shared_plans + 1;
   }
 }
 
-template <CountStep kStep>
-cudaError_t launch(const RankTable<CountArgs>& table, int ranks, int available,
-                   cudaStream_t stream) {
+}  // namespace
+
+cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, int shared_bytes,
+                         cudaStream_t stream) {
   const CountArgs& args = table.rank[0];
   const CountSizes sizes{args.placement.experts, args.placement.slots, args.context.ranks};
   const int fixed_bytes = sizes.fixed() * static_cast<int>(sizeof(std::int32_t));
@@ -229,16 +220,14 @@ cudaError_t launch(const RankTable<CountArgs>& table, int ranks, int available,
   const int step = kWarpLanes / args.context.topk;
   int warps = (most_tokens + step - 1) / step;
   if (warps > kCountWarps) warps = kCountWarps;
-  if (warps > (available - fixed_bytes) / warp_bytes)
-    warps = (available - fixed_bytes) / warp_bytes;
+  if (warps > (shared_bytes - fixed_bytes) / warp_bytes)
+    warps = (shared_bytes - fixed_bytes) / warp_bytes;
   if (warps < 1) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  const auto shared_bytes = static_cast<std::size_t>(fixed_bytes + warps * warp_bytes);
-  count<kStep><<<grid, kCountThreads, shared_bytes, stream>>>(table, warps);
+  const auto dynamic_bytes = static_cast<std::size_t>(fixed_bytes + warps * warp_bytes);
+  count<<<grid, kCountThreads, dynamic_bytes, stream>>>(table, warps);
   return cudaGetLastError();
 }
-
-}  // namespace
 
 int choose_chunk_tokens(int tokens, int blocks, int topk) {
   const int two_steps = 2 * kCountWarps * (kWarpLanes / topk);
@@ -254,16 +243,6 @@ std::size_t count_workspace_bytes(int blocks, int slots, int ranks) {
 bool plan_fits(int experts, int slots, int ranks, int shared_bytes) {
   const CountSizes sizes{experts, slots, ranks};
   return (sizes.fixed() + sizes.entries()) * static_cast<int>(sizeof(std::int32_t)) <= shared_bytes;
-}
-
-cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, CountStep step,
-                         cudaStream_t stream, int shared_bytes) {
-  switch (step) {
-    case CountStep::send: return launch<CountStep::send>(table, ranks, shared_bytes, stream);
-    case CountStep::recv: return launch<CountStep::recv>(table, ranks, shared_bytes, stream);
-    case CountStep::both: return launch<CountStep::both>(table, ranks, shared_bytes, stream);
-  }
-  return cudaErrorInvalidValue;
 }
 
 cudaError_t shared_bytes_of_block(int& bytes) {
@@ -282,13 +261,7 @@ cudaError_t prepare_count() {
   int bytes = 0;
   const cudaError_t asked = shared_bytes_of_block(bytes);
   if (asked != cudaSuccess) return asked;
-  constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  for (const cudaError_t each : {cudaFuncSetAttribute(count<CountStep::send>, kAttribute, bytes),
-                                 cudaFuncSetAttribute(count<CountStep::recv>, kAttribute, bytes),
-                                 cudaFuncSetAttribute(count<CountStep::both>, kAttribute, bytes)}) {
-    if (each != cudaSuccess) return each;
-  }
-  return cudaSuccess;
+  return cudaFuncSetAttribute(count, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 }  // namespace wherry::kernels::cuda

@@ -53,8 +53,7 @@ struct CombineJob {
 // Pure.
 [[nodiscard]] CombineShape choose_combine_shape(const CombineJob& job);
 
-// Stage 2. count_send counts and tells; count_recv waits and places; `both` does it in one launch.
-enum class CountStep { send, recv, both };
+// Stage 2.
 // Tokens each of at most `blocks` blocks counts (CountArgs::chunk_tokens): what one block counts in
 // two steps is not worth two. Pure.
 [[nodiscard]] int choose_chunk_tokens(int tokens, int blocks, int topk);
@@ -63,8 +62,9 @@ enum class CountStep { send, recv, both };
   return tokens > chunk_tokens ? (tokens + chunk_tokens - 1) / chunk_tokens : 1;
 }
 [[nodiscard]] std::size_t count_workspace_bytes(int blocks, int slots, int ranks);
-cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, CountStep step,
-                         cudaStream_t stream, int shared_bytes = 200 * 1024);
+// shared_bytes: of shared_bytes_of_block().
+cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, int shared_bytes,
+                         cudaStream_t stream);
 
 // Stages 2 and 3 in one launch, for few tokens: every block counts all tokens of its rank, and has its
 // own tokens' rows ready in shared memory when the counts arrive.
