@@ -5,8 +5,8 @@
 // threads    the ranks are threads of one process, so each stage is one launch for all of them
 // gpus       one process and one GPU a rank; the floor is the link's
 //
-// A graph of several whole steps is replayed. `step` is one of it; the stages are told apart by events
-// between them, which the step is timed without.
+// A graph of several whole steps is replayed. `step` is one of it. The stages are told apart by events in
+// another graph; what such an event takes by itself is measured there and taken off.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -130,8 +130,9 @@ class Replays {
   // A graph of `steps` steps, each `first` and then `second`, replayed. Where the ranks launch together
   // one of them captures and replays what all have called; the others get no times.
   Times time(int steps, int replays, bool apart, const Calls& first, const Calls& second) {
+    constexpr int kMarks = 4;  // a step: before first, after it, after second, and once more
     const bool leads = ranks_as_ != RanksAs::threads || rank_ == 0;
-    const std::vector<Event> events(static_cast<std::size_t>(apart ? 2 * steps + 1 : 0));
+    const std::vector<Event> events(static_cast<std::size_t>(apart ? kMarks * steps : 0));
     const auto mark = [&](int at) {
       if (!apart || !leads) return;
       CUDA_OK(cudaEventRecordWithFlags(events[static_cast<std::size_t>(at)].get(), stream_,
@@ -145,16 +146,17 @@ class Replays {
     in_turn();
     if (leads) CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
     in_turn();
-    mark(0);
     for (int step = 0; step < steps; ++step) {
+      mark(kMarks * step);
+      in_turn();
       first();
       in_turn();
-      mark(2 * step + 1);
+      mark(kMarks * step + 1);
       in_turn();
       second();
       in_turn();
-      mark(2 * step + 2);
-      in_turn();
+      mark(kMarks * step + 2);
+      mark(kMarks * step + 3);
     }
     Times times;
     if (leads) {
@@ -169,12 +171,12 @@ class Replays {
         CUDA_OK(cudaEventSynchronize(end.get()));
         if (i < 2) continue;
         times.whole.push_back(end.us_since(begin) / static_cast<float>(steps));
-        float sums[2] = {0, 0};
+        float sums[kMarks] = {};
         for (std::size_t at = 1; at < events.size(); ++at) {
-          sums[1 - at % 2] += events[at].us_since(events[at - 1]);
+          sums[at % kMarks] += events[at].us_since(events[at - 1]);
         }
-        times.first.push_back(sums[0] / static_cast<float>(steps));
-        times.second.push_back(sums[1] / static_cast<float>(steps));
+        times.first.push_back((sums[1] - sums[3]) / static_cast<float>(steps));
+        times.second.push_back((sums[2] - sums[3]) / static_cast<float>(steps));
       }
       CUDA_OK(cudaGraphExecDestroy(executable));
       CUDA_OK(cudaGraphDestroy(graph));

@@ -83,13 +83,24 @@ __device__ void zero_padding(const DispatchRecvArgs& args) {
 }
 
 // Layout::tokens: what each choice of a row is to this rank, and which row each grouped position takes.
+// The search for the slot is a chain of loads, so it runs in shared memory.
 __device__ void list_choices(const DispatchRecvArgs& args) {
+  constexpr std::int32_t kMaxShared = 4096;
+  __shared__ std::int32_t begins[kMaxShared];
   const RankContext& context = args.context;
+  const bool fits = args.local_slots <= kMaxShared;
+  for (auto slot = static_cast<std::int32_t>(threadIdx.x); fits && slot < args.local_slots;
+       slot += kThreads) {
+    begins[slot] = args.plan.slot_begin[slot];
+  }
+  __syncthreads();
+  const std::int32_t* slot_begin = fits ? begins : args.plan.slot_begin;
   const auto topk = static_cast<std::uint32_t>(context.topk);
   const std::uint32_t choices =
       static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]) * topk;
-  const auto* entries = window_at<layout::TokenEntry>(
-      context, context.rank, context.layout.token_entries(args.generation, 0));
+  const auto* entries =
+      own_window_at<layout::TokenEntry>(context, context.layout.token_entries(args.generation, 0));
+#pragma unroll 4
   for (std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x; at < choices;
        at += gridDim.x * blockDim.x) {
     const layout::TokenEntry entry = entries[at];
@@ -100,7 +111,7 @@ __device__ void list_choices(const DispatchRecvArgs& args) {
       std::int32_t high = args.local_slots;
       while (high - low > 1) {
         const std::int32_t middle = (low + high) / 2;
-        (args.plan.slot_begin[middle] <= entry.position ? low : high) = middle;
+        (slot_begin[middle] <= entry.position ? low : high) = middle;
       }
       choice.local_slot = low;
       args.gather[entry.position] = static_cast<std::int32_t>(at / topk);
