@@ -299,8 +299,12 @@ Bytes fewest_bytes(RanksAs ranks_as, const Shape& shape) {
   const auto row = static_cast<double>(shape.row_bytes() + shape.scale_bytes());
   const auto x = static_cast<double>(shape.x_bytes());
   if (ranks_as != RanksAs::gpus) return {rows * row + tokens * x, (rows + tokens) * x};
-  // What a rank sends to the others: choices are even, so its share of the rows stays at home.
-  const double remote = rows / shape.ranks * (shape.ranks - 1) / shape.ranks;
+  // What a rank sends to the others: one row per (token, rank), and the sum of one home; by_token every
+  // row. Choices are even, so its share stays at home.
+  Shape crossing = shape;
+  if (shape.reduction == Reduction::by_rank) crossing.layout = Layout::tokens;
+  const double remote = static_cast<double>(rows_sent(crossing)) / shape.ranks *
+                        (shape.ranks - 1) / shape.ranks;
   return {remote * row, remote * x};
 }
 
