@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD := build
 SECONDS ?= 600
 
-.PHONY: help demo test test-all soak mutants fuzz bench format lint clean build setup-build setup-test setup-bench
+.PHONY: help demo test test-all soak mutants fuzz bench gpu-test gpu-bench format lint clean build setup-build setup-test setup-bench
 
 help:
 	@echo "make demo      install what is missing, build, and run an MoE layer over four processes"
@@ -15,6 +15,8 @@ help:
 	@echo "make mutants   break the source one rule at a time; a test must notice each"
 	@echo "make fuzz      generated input to plan and route, SECONDS=$(SECONDS) each, under sanitizers"
 	@echo "make bench     Wherry and MPI in turns, some ten minutes; writes results/cpu and the tables"
+	@echo "make gpu-test  on a machine with a GPU: the CUDA exchange against the CPU's, faults, graphs, soak, sanitizers"
+	@echo "make gpu-bench on a machine with a GPU: times beside the floor; writes results/h200"
 	@echo "make format    clang-format 19 on every source"
 	@echo "make lint      clang-tidy 19 on every source"
 	@echo "make clean     remove $(BUILD)/"
@@ -59,6 +61,12 @@ fuzz:
 bench: setup-bench
 	@$(MAKE) --no-print-directory build
 	bench/run.py --build $(BUILD); status=$$?; scripts/readme_tables.py; exit $$status
+
+gpu-test:
+	@scripts/gpu_test.sh
+
+gpu-bench:
+	@scripts/gpu_bench.sh; status=$$?; scripts/readme_tables.py; exit $$status
 
 format:
 	@scripts/format.sh

@@ -126,34 +126,140 @@ def cpu_formats():
                  rows) + footnote(results)
 
 
-def gpu_link():
-    """One rank a GPU: what crosses the link, at the rate of a peer copy."""
-    path = RESULTS / "h200-x2" / "gpus.json"
-    if not path.exists():
-        return NOTHING
-    result = json.loads(path.read_text())
+def gpu(folder, name):
+    path = RESULTS / folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def gpu_footnote(results, folder, names):
+    first = results[0]
+    rates = sorted({entry["copy_gbps"] for result in results for entry in result["results"]})
+    what = "peer copy" if folder != "h200" else "copy, read + write,"
+    files = ", ".join(f"`results/{folder}/{name}.json`" for name in names)
+    return (f"\n{first['machine']}, {what} {rates[0]}-{rates[-1]} GB/s, driver {first['driver']}, CUDA "
+            f"{first['cuda']}, commit {first['commit']}; {files}.\n")
+
+
+def gpu_stages(result, keep):
+    """{shape key: {stage: entry}} of the entries that `keep`, in their order."""
     shapes = {}
     for entry in result["results"]:
-        if not entry["variant"]:
-            key = (f"{entry['tokens']} tokens, {entry['sms']} SMs", entry["tokens"])
+        if keep(entry):
+            key = tuple(entry[field] for field in ("ranks", "sms", "tokens", "hidden", "topk", "layout",
+                                                   "reduction", "sum_at", "kernels"))
             shapes.setdefault(key, {})[entry["stage"]] = entry
-    stages = ["dispatch", "combine", "plan+dispatch", "both"]
+    return shapes
 
-    def cell(entry, tokens):
-        share = f", {entry['floor_percent']:.0f} %" if tokens > 1000 else ""
-        return f"{entry['median_us']:.1f} µs{share}"
 
-    rows = [[name, *(cell(found[stage], tokens) for stage in stages)]
-            for (name, tokens), found in shapes.items()]
-    rate = result["results"][0]["copy_gbps"]
-    return (table(["", "dispatch", "combine", "plan and dispatch", "dispatch and combine"], rows)
-            + f"\n2 {result['machine']}, peer copy {rate} GB/s each way at once, driver "
-            f"{result['driver']}, CUDA {result['nvcc']}; commit {result['commit']}; "
-            f"`{result['command']}`.\n")
+def share(entry):
+    return f"{entry['median_us']:.0f} µs, {entry['floor_percent']:.0f} %"
+
+
+def more(entry, base):
+    return f"+{100 * (entry['median_us'] / base['median_us'] - 1):.1f} %"
+
+
+def is_throughput(entry):
+    return (entry["tokens"] == 4096 and entry["hidden"] == 7168 and entry["topk"] == 8
+            and entry["layout"] == "tokens" and entry["kernels"] == "cuda")
+
+
+def gpu_throughput():
+    """4096 tokens a rank, one row per (token, rank)."""
+    processes, threads = gpu("h200", "processes"), gpu("h200", "threads")
+    if not processes or not threads:
+        return NOTHING
+    as_processes = gpu_stages(processes, is_throughput)
+    as_threads = gpu_stages(threads, is_throughput)
+    rows = []
+    for key, p in as_processes.items():
+        t = as_threads[key]
+        rows.append([f"{key[0]} x {key[1]}", share(p["dispatch"]), share(p["combine"]),
+                     share(p["step"]), more(p["plan_dispatch"], p["dispatch"]),
+                     share(t["dispatch"]), share(t["combine"]), share(t["step"])])
+    return (table(["ranks x SMs", "dispatch, processes", "combine", "both", "plan too",
+                   "dispatch, threads", "combine", "both"], rows)
+            + gpu_footnote([processes, threads], "h200", ["processes", "threads"]))
+
+
+def gpu_shapes():
+    """Other rows and layouts, 8 ranks x 16 SMs."""
+    threads = gpu("h200", "threads")
+    if not threads:
+        return NOTHING
+    shapes = gpu_stages(threads, lambda e: e["tokens"] == 4096 and not is_throughput(e))
+    rows = []
+    for (_, _, _, hidden, topk, layout, reduction, sum_at, kernels), t in shapes.items():
+        summed = f", summed at {sum_at}" if layout == "grouped" and reduction == "by_rank" else ""
+        name = f"`{layout}` `{reduction}`{summed}, {hidden}, top-{topk}"
+        if kernels != "cuda":
+            name += f", `{kernels}`"
+        rows.append([name, share(t["dispatch"]), share(t["combine"]), share(t["step"])])
+    return (table(["threads, 8 x 16", "dispatch", "combine", "both"], rows)
+            + gpu_footnote([threads], "h200", ["threads"]))
+
+
+def gpu_decode():
+    """Few tokens: slots, e4m3_block128 out, bf16 home."""
+    processes, threads = gpu("h200", "processes"), gpu("h200", "threads")
+    if not processes or not threads:
+        return NOTHING
+
+    def of(result):
+        return {key[2]: stages
+                for key, stages in gpu_stages(result, lambda e: e["layout"] == "slots").items()}
+
+    as_processes, as_threads = of(processes), of(threads)
+    rows = []
+    stages = ["dispatch", "plan_dispatch", "combine", "step", "planned_step"]
+    for tokens, t in as_threads.items():
+        rows.append([f"{tokens}", *(f"{t[stage]['median_us']:.1f}" for stage in stages),
+                     *(f"{as_processes[tokens][stage]['median_us']:.1f}" for stage in stages)])
+    names = ["dispatch", "with its plan", "combine", "step", "with its plan"]
+    return (table(["tokens a rank, µs", *(f"{n}, threads" for n in names[:1]), *names[1:],
+                   *(f"{n}, processes" for n in names[:1]), *names[1:]], rows)
+            + gpu_footnote([processes, threads], "h200", ["processes", "threads"]))
+
+
+def gpu_link():
+    """One rank a GPU: what crosses the link, at the rate of a peer copy."""
+    result = gpu("h200-x2", "gpus")
+    if not result:
+        return NOTHING
+    rows = []
+    for key, found in gpu_stages(result, lambda e: True).items():
+        _, sms, tokens, _, _, layout, _, _, _ = key
+
+        def cell(entry):
+            few = entry["tokens"] <= 128
+            return f"{entry['median_us']:.1f} µs" if few else share(entry)
+
+        rows.append([f"{tokens} tokens, `{layout}`, {sms} SMs",
+                     *(cell(found[stage]) for stage in ("dispatch", "combine", "step",
+                                                        "planned_step"))])
+    return (table(["2 GPUs, a rank each", "dispatch", "combine", "both", "plan too"], rows)
+            + gpu_footnote([result], "h200-x2", ["gpus"]))
+
+
+def gpu_tests():
+    """What make gpu-test has run."""
+    rows = []
+    for folder, machine in (("h200", "one GPU"), ("h200-x2", "two GPUs, ranks in turns")):
+        result = gpu(folder, "tests")
+        if not result:
+            continue
+        passed = sum(test["passed"] for test in result["tests"])
+        seconds = sum(test["seconds"] for test in result["tests"])
+        rows.append([machine, f"{passed} of {len(result['tests'])}", f"{seconds} s",
+                     result["machine"], result["driver"], result["cuda"], result["commit"]])
+    if not rows:
+        return NOTHING
+    return table(["`make gpu-test`", "passed", "took", "machine", "driver", "CUDA", "commit"], rows)
 
 
 TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_limits,
-          "cpu-formats": cpu_formats, "gpu-link": gpu_link}
+          "cpu-formats": cpu_formats, "gpu-throughput": gpu_throughput, "gpu-shapes": gpu_shapes,
+          "gpu-decode": gpu_decode, "gpu-link": gpu_link, "gpu-tests": gpu_tests}
 
 
 def snippets():
