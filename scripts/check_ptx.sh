@@ -11,7 +11,7 @@ trap 'rm -rf "${folder}"' EXIT
 failures=0
 fail() { echo "check_ptx: $*" >&2; failures=$((failures + 1)); }
 
-kernels=(count plan_dispatch dispatch_send dispatch_recv combine_send combine_recv copy_rows tell)
+kernels=(count plan_dispatch dispatch_send dispatch_recv combine_send combine_recv copy_rows scalars tell)
 for name in "${kernels[@]}"; do
   "${nvcc}" -std=c++20 -O3 --fmad=false -Isrc -Iinclude -arch=compute_90a -ptx \
     "src/kernels/cuda/${name}.cu" -o "${folder}/${name}.ptx"

@@ -303,8 +303,8 @@ Bytes fewest_bytes(RanksAs ranks_as, const Shape& shape) {
   // row. Choices are even, so its share stays at home.
   Shape crossing = shape;
   if (shape.reduction == Reduction::by_rank) crossing.layout = Layout::tokens;
-  const double remote = static_cast<double>(rows_sent(crossing)) / shape.ranks *
-                        (shape.ranks - 1) / shape.ranks;
+  const double remote =
+      static_cast<double>(rows_sent(crossing)) / shape.ranks * (shape.ranks - 1) / shape.ranks;
   return {remote * row, remote * x};
 }
 

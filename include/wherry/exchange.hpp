@@ -153,6 +153,8 @@ struct Received {
     const std::int32_t* num_rows = nullptr;     // [2]: grouped rows without padding; token rows
     const TokenChoice* choices = nullptr;       // tokens: [token rows, topk]
     const std::int32_t* gather = nullptr;       // tokens: [slot_begin[slots_local]]
+    // [slot_begin[slots_local]] one a row, if the senders gave them: the host does not know that.
+    const float* row_scalars = nullptr;
   };
   OnDevice device;
 };
@@ -166,7 +168,8 @@ struct DispatchOptions {
   // scales, as quantize() leaves them, in a plane of plan.tokens() rows in config.scale_layout.
   const void* x_scales = nullptr;
   // One fp32 per (token, k), [tokens, topk], that travels with the row (a weight, a gradient). All
-  // ranks that have tokens give them, or none does.
+  // ranks that have tokens give them, or none does; on CUDA nobody notices if they do not, and what
+  // arrives is unspecified.
   const float* row_scalars = nullptr;
 };
 struct CombineOptions {

@@ -50,6 +50,29 @@ std::vector<Case> cases_of(int ranks) {
       cases.push_back(test);
       ++number;
     }
+    // One fp32 a row, a residual, more rows than there is room for.
+    Case with = case_of(pair, make_batch(21 * ranks, ranks, 11, 4, 72, 55, 0.1));
+    with.scalars = true;
+    with.addend = true;
+    with.duplicates = true;
+    with.halves = pair.sum_at == SumAt::expert;
+    cases.push_back(with);
+    Case odd = case_of(pair, make_batch(7 * ranks, ranks, 5, 3, 35, 56, 0.1), DType::f32);
+    odd.addend = true;
+    cases.push_back(odd);
+    if (pair.layout != Layout::tokens) {
+      Case full = case_of(pair, make_batch(29 * ranks, ranks, 10, 4, 128, 57, 0.1));
+      full.config.overflow = Overflow::drop;
+      full.config.receive_rows = pair.layout == Layout::grouped ? 50 : 0;
+      full.config.rows_per_slot = pair.layout == Layout::slots ? 9 : 0;
+      if (pair.layout == Layout::grouped) full.config.alignment = 4;
+      full.scalars = true;
+      full.duplicates = true;
+      cases.push_back(full);
+      full.scalars = false;
+      full.fused = true;
+      cases.push_back(full);
+    }
     // Rows of any size.
     for (const std::int64_t hidden : {1, 37, 2050}) {
       Case test = case_of(pair, make_batch(11 * ranks, ranks, 9, 3, hidden, 42, 0.2));

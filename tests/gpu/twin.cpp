@@ -148,7 +148,9 @@ class Twin {
         weights_(most_ * size(test.config.topk) * sizeof(float)),
         x_(most_ * size(row_bytes_)),
         out_(most_ * size(row_bytes_)),
-        sums_(most_ * size(row_bytes_)) {
+        sums_(most_ * size(row_bytes_)),
+        scalars_(most_ * size(test.config.topk) * sizeof(float)),
+        scalars_home_(most_ * size(test.config.topk) * sizeof(float)) {
     gpu_.set_stream(stream);
   }
 
@@ -157,9 +159,16 @@ class Twin {
     const StepInput input = input_of(test_, rank, number);
     const ExchangeConfig& config = test_.config;
     ConstTensorView x{input.x.data(), config.dtype, input.tokens, config.hidden};
+    x_host_ = input.x.data();
     const float* weights = test_.no_weights ? nullptr : input.weights.data();
     cpu_.plan({input.ids.data(), weights, input.tokens, config.topk}, cpu_plan_);
-    const Received here = cpu_.dispatch(cpu_plan_, x);
+    DispatchOptions options;
+    if (test_.scalars) {
+      scalars_out_ = input.weights;  // any numbers
+      for (float& scalar : scalars_out_) scalar *= 3.0F;
+      options.row_scalars = scalars_out_.data();
+    }
+    const Received here = cpu_.dispatch(cpu_plan_, x, options);
 
     upload(input);
     const Received there = dispatch(input);
@@ -200,6 +209,7 @@ class Twin {
     }
     weights_.upload(input.weights.data(), input.weights.size() * sizeof(float));
     x_.upload(input.x.data(), input.x.size());
+    if (test_.scalars) scalars_.upload(scalars_out_.data(), scalars_out_.size() * sizeof(float));
     GPU_OK(cudaDeviceSynchronize());
   }
 
@@ -211,6 +221,7 @@ class Twin {
         test_.wide_ids ? Routing{ids_.as<std::int64_t>(), weights, input.tokens, config.topk}
                        : Routing{ids_.as<std::int32_t>(), weights, input.tokens, config.topk};
     DispatchOptions options;
+    if (test_.scalars) options.row_scalars = scalars_.as<float>();
     if (test_.own_rows) {
       if (rows_ == nullptr) rows_ = std::make_unique<Buffer>(gpu_.window_bytes());
       options.out = {};
@@ -271,6 +282,7 @@ class Twin {
     compare(test_, rank, number, "device.num_rows",
             narrow_down({plan.rows_received, plan.token_rows_received}),
             download(there.device.num_rows, 2));
+    if (test_.scalars) compare_scalars(number, here, there);
     if (!token_rows()) return;
     compare(test_, rank, number, "gather", {here.gather.begin(), here.gather.end()},
             download(there.device.gather, here.gather.size()));
@@ -283,6 +295,21 @@ class Twin {
                          i, here.choices[i].local_slot, here.choices[i].weight,
                          here.choices[i].position, choices[i].local_slot, choices[i].weight,
                          choices[i].position));
+    }
+  }
+
+  // Those of rows that something fills; of padding between segments too.
+  void compare_scalars(int number, const Received& here, const Received& there) {
+    const PlanData& plan = cpu_plan_.to_host();
+    const auto gpu = download(there.device.row_scalars, size(plan.slot_begin.back()));
+    for (std::size_t slot = 0; slot < plan.slot_counts.size(); ++slot) {
+      for (std::int64_t i = 0; i < plan.slot_counts[slot]; ++i) {
+        const std::size_t at = size(plan.slot_begin[slot] + i);
+        if (std::memcmp(&gpu[at], &here.row_scalars[at], sizeof(float)) == 0) continue;
+        differ(test_, group_.rank(), number,
+               fmt::format("scalar {} is {} on the CPU, {} on the GPU", at, here.row_scalars[at],
+                           gpu[at]));
+      }
     }
   }
 
@@ -323,22 +350,45 @@ class Twin {
     out.dtype = config.dtype;
     out.rows = tokens;
     out.cols = config.hidden;
-    cpu_.combine(cpu_plan_, y, out);
+    CombineOptions cpu_options;
+    CombineOptions gpu_options;
+    std::vector<float> home(size(tokens * config.topk));
+    std::vector<float> row_scalars(size(plan.slot_begin.back()));
+    for (std::size_t i = 0; i < row_scalars.size(); ++i)
+      row_scalars[i] = 0.5F * static_cast<float>(i);
+    const Buffer gpu_scalars(row_scalars.size() * sizeof(float));
+    if (test_.scalars) {
+      cpu_options.row_scalars = row_scalars.data();
+      cpu_options.scalars_out = home.data();
+      GPU_OK(cudaMemcpy(gpu_scalars.get(), row_scalars.data(), row_scalars.size() * sizeof(float),
+                        cudaMemcpyHostToDevice));
+      scalars_home_.poison();
+      gpu_options.row_scalars = gpu_scalars.as<float>();
+      gpu_options.scalars_out = scalars_home_.as<float>();
+    }
+    if (test_.addend) {  // x itself, a residual
+      cpu_options.addend = {x_host_, config.dtype, tokens, config.hidden};
+      gpu_options.addend = {x_.get(), config.dtype, tokens, config.hidden};
+    }
+    cpu_.combine(cpu_plan_, y, out, cpu_options);
 
     sums_.poison();
     GPU_OK(cudaDeviceSynchronize());
     TensorView gpu_out = out;
     gpu_out.data = sums_.get();
     if (test_.halves) {
-      gpu_.combine_begin(gpu_plan_, gpu_y_, gpu_out).finish();
+      gpu_.combine_begin(gpu_plan_, gpu_y_, gpu_out, gpu_options).finish();
     } else {
-      gpu_.combine(gpu_plan_, gpu_y_, gpu_out);
+      gpu_.combine(gpu_plan_, gpu_y_, gpu_out, gpu_options);
     }
     GPU_OK(cudaStreamSynchronize(stream_));
     gpu_.check();
     const auto of_gpu = download(sums_.as<std::byte>(), sums.size());
     compare_rows(test_, rank, number, "sums", sums.data(), row_bytes_, of_gpu.data(), row_bytes_,
                  row_bytes_, 0, tokens);
+    if (!test_.scalars) return;
+    compare(test_, rank, number, "scalars home", home,
+            download(scalars_home_.as<float>(), home.size()));
   }
 
   void upload_results(const TensorView& y) {
@@ -379,7 +429,9 @@ class Twin {
   cudaStream_t stream_;
   std::size_t most_;
   std::int64_t row_bytes_;
-  Buffer ids_, weights_, x_, out_, sums_;
+  Buffer ids_, weights_, x_, out_, sums_, scalars_, scalars_home_;
+  std::vector<float> scalars_out_;
+  const std::byte* x_host_ = nullptr;  // of the step that runs
   std::unique_ptr<Buffer> rows_, results_;
   TensorView gpu_y_;
 };
@@ -404,7 +456,10 @@ std::string Case::name() const {
                                    {fused, " fused"},
                                    {own_results, " own_results"},
                                    {own_rows, " own_rows"},
-                                   {no_weights, " no_weights"}}) {
+                                   {no_weights, " no_weights"},
+                                   {scalars, " scalars"},
+                                   {addend, " addend"},
+                                   {config.overflow == Overflow::drop, " drop"}}) {
     if (flag) text += what;
   }
   return text;

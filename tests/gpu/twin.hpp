@@ -23,6 +23,8 @@ struct Case {
   bool own_results = false;  // y in memory of its own, not combine_input()
   bool own_rows = false;     // dispatch into memory of its own
   bool no_weights = false;
+  bool scalars = false;  // one fp32 a row, out and home
+  bool addend = false;
 
   [[nodiscard]] std::string name() const;
 };

@@ -40,10 +40,8 @@ CudaExchange::Generation& CudaExchange::begin_combine(DevicePlan& device_plan,
   const CudaPlan& plan = filled_plan(device_plan, kStage);
   WHERRY_CHECK(config().dtype != DType::raw, ErrorCode::unsupported, at(kStage),
                "rows of dtype raw are opaque bytes and cannot be summed");
-  WHERRY_CHECK(options.row_scalars == nullptr && options.scalars_out == nullptr &&
-                   options.addend.data == nullptr,
-               ErrorCode::unsupported, at(kStage),
-               "row_scalars and addend are not there on CUDA yet");
+  check_device_memory(kStage, "row_scalars", options.row_scalars);
+  check_device_memory(kStage, "scalars_out", options.scalars_out);
   Generation* const g = oldest_uncombined(plan.serial());
   WHERRY_CHECK(g != nullptr, ErrorCode::misuse, at(kStage),
                "no finished dispatch of this plan waits for its combine");
@@ -53,7 +51,18 @@ CudaExchange::Generation& CudaExchange::begin_combine(DevicePlan& device_plan,
     refuse(kStage, g->step, fmt::format("y has {} rows; there is room for {}", y.rows, room()));
   }
   check_tensor(kStage, g->step, "out", out, wanted(config().dtype, plan.tokens(), hidden));
+  if (options.addend.data != nullptr) {
+    check_tensor(kStage, g->step, "addend", options.addend,
+                 wanted(config().dtype, plan.tokens(), hidden));
+  }
   g->sums = out;
+  g->addend = options.addend;
+  g->scalars_out = options.scalars_out;
+  if (options.row_scalars != nullptr) {
+    cuda::check(kernel::launch_place_scalars(scalars_of(*g, options.row_scalars, nullptr), num_sms_,
+                                             stream_),
+                at(kStage), "launch");
+  }
   const layout::WindowLayout& l = context_.layout;
   std::byte* const results = context_.own + l.result(generation_of(g->step), 0);
   if (y.data == results || y.rows == 0) return *g;  // combine_input(): it is there already
@@ -95,6 +104,8 @@ void CudaExchange::sum_results(Generation& g, bool send) {
   args.sum = sum_of(mode_);
   args.send = send;
   args.unweighted = config().weights == Weights::caller;
+  args.addend = static_cast<const std::byte*>(g.addend.data);
+  args.addend_pitch = static_cast<std::uint64_t>(g.addend.pitch());
   launches_->launch(
       local_, args, stream_, at(Stage::combine_recv),
       [this](auto& table, int ranks, cudaStream_t stream) {
@@ -109,6 +120,10 @@ void CudaExchange::sum_results(Generation& g, bool send) {
         return kernel::launch_combine_recv(table, ranks, kernel::choose_combine_shape(job), stream);
       });
   g.phase = Phase::combined;
+  if (g.scalars_out == nullptr) return;
+  cuda::check(
+      kernel::launch_fetch_scalars(scalars_of(g, nullptr, g.scalars_out), num_sms_, stream_),
+      at(Stage::combine_recv), "launch");
 }
 
 std::uint64_t CudaExchange::combine_begin(DevicePlan& plan, const ConstTensorView& y,

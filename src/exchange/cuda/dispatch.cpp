@@ -22,9 +22,9 @@ void CudaExchange::check_dispatch(const CudaPlan* plan, std::int64_t tokens,
   constexpr Stage kStage = Stage::dispatch_send;
   WHERRY_CHECK(plan == nullptr || plan->placement() == placements_, ErrorCode::misuse, at(kStage),
                "the plan was filled before set_placement(); fill it again");
-  WHERRY_CHECK(options.x_scales == nullptr && options.row_scalars == nullptr,
-               ErrorCode::unsupported, at(kStage),
-               "x_scales and row_scalars are not there on CUDA yet");
+  WHERRY_CHECK(options.x_scales == nullptr, ErrorCode::unsupported, at(kStage),
+               "x_scales is not there on CUDA yet");
+  check_device_memory(kStage, "row_scalars", options.row_scalars);
   WHERRY_CHECK(options.out.data == nullptr || !mode_.converts_rows(), ErrorCode::unsupported,
                at(kStage), "out cannot be given on CUDA where rows travel in another format");
   check_tensor(kStage, steps_ + 1, "x", x, wanted(config().dtype, tokens, config().hidden));
@@ -43,7 +43,17 @@ CudaExchange::Generation& CudaExchange::begin_dispatch(const CudaPlan& plan,
   g.plan_serial = plan.serial();
   g.plan = plan.arrays();
   g.out = options.out;
+  if (options.row_scalars != nullptr) {
+    cuda::check(
+        kernel::launch_send_scalars(scalars_of(g, options.row_scalars, nullptr), num_sms_, stream_),
+        at(Stage::dispatch_send), "launch");
+  }
   return g;
+}
+
+kernel::ScalarsArgs CudaExchange::scalars_of(const Generation& g, const float* from,
+                                             float* to) const {
+  return {context_, g.plan, from, to, generation_of(g.step), placement_.num_local_slots(rank())};
 }
 
 kernel::Outgoing CudaExchange::outgoing(const Generation& g, const ConstTensorView& x,
@@ -54,10 +64,8 @@ kernel::Outgoing CudaExchange::outgoing(const Generation& g, const ConstTensorVi
   send.scale_pitch = static_cast<std::uint64_t>(mode_.dispatch_wire.scale_pitch());
   send.generation = generation_of(g.step);
   send.rows = mode_.sends_token_rows() ? kernel::Rows::per_rank
-              : !one_gpu_ && config().layout == Layout::grouped && mode_.sends_entries() &&
-                      !mode_.converts_rows()
-                  ? kernel::Rows::first_slot
-                  : kernel::Rows::per_slot;
+              : fills_on_arrival()     ? kernel::Rows::first_slot
+                                       : kernel::Rows::per_slot;
   send.entries = mode_.sends_entries();
   send.unweighted = config().weights == Weights::caller;
   send.receive = receive;
@@ -89,10 +97,15 @@ void CudaExchange::send_rows(const Generation& g, const ConstTensorView& x, bool
       });
 }
 
+bool CudaExchange::fills_on_arrival() const noexcept {
+  // The first row of a token must have a place.
+  return !one_gpu_ && config().layout == Layout::grouped && mode_.sends_entries() &&
+         !mode_.converts_rows() && config().overflow == Overflow::error;
+}
+
 bool CudaExchange::expects_recv() const noexcept {
   return mode_.sends_token_rows() ||
-         (config().layout == Layout::grouped &&
-          (config().alignment > 1 || (!one_gpu_ && mode_.sends_entries())));
+         (config().layout == Layout::grouped && (config().alignment > 1 || fills_on_arrival()));
 }
 
 void CudaExchange::receive_rows(const Generation& g) {
@@ -134,6 +147,7 @@ Received CudaExchange::end_dispatch(Generation& g) {
   static_assert(sizeof(kernel::TokenChoice) == sizeof(Received::TokenChoice));
   r.device.choices = reinterpret_cast<const Received::TokenChoice*>(g.choices);
   r.device.gather = g.gather;
+  r.device.row_scalars = reinterpret_cast<const float*>(context_.own + l.scalar(index, 0));
   if (g.out.data == nullptr) return r;
 
   kernel::CopyRowsArgs copy{};
@@ -214,7 +228,8 @@ bool CudaExchange::fuses(const ConstTensorView& x) const noexcept {
 
 Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_plan,
                                      const ConstTensorView& x, const DispatchOptions& options) {
-  if (!fuses(x)) {
+  // Scalars go to the places that the plan gives them, before the rows are signalled.
+  if (options.row_scalars != nullptr || !fuses(x)) {
     plan(routing, device_plan);
     return dispatch(device_plan, x, options);
   }

@@ -24,7 +24,7 @@ bool launch_together(const CudaPlace& a, const CudaPlace& b) {
 
 // What of a configuration the GPU kernels cannot do; empty: nothing.
 std::string unsupported(const ExchangeConfig& config, const Placement& placement,
-                        const kernels::Mode& mode, const Capacity& capacity) {
+                        const kernels::Mode& mode) {
   if (config.topk > kernel::kMaxTopk) {
     return fmt::format("topk is {}; on CUDA it may be 1..{}", config.topk, kernel::kMaxTopk);
   }
@@ -46,10 +46,6 @@ std::string unsupported(const ExchangeConfig& config, const Placement& placement
         name(mode.dispatch_wire.wire), name(config.scale_layout), config.hidden,
         name(config.dtype));
   }
-  if (config.overflow == Overflow::drop &&
-      (config.receive_rows != 0 || config.rows_per_slot != 0)) {
-    return "overflow is drop; on CUDA it must be error where receive_rows or rows_per_slot is set";
-  }
   if (config.expert_ids == ExpertIds::physical &&
       std::ranges::find(placement.slot_to_expert(), -1) != placement.slot_to_expert().end()) {
     return "expert_ids are physical and a slot holds no expert, which CUDA does not check";
@@ -61,7 +57,6 @@ std::string unsupported(const ExchangeConfig& config, const Placement& placement
   if (!config.kernels.empty() && config.kernels != "cuda" && config.kernels != "cuda_copy") {
     return fmt::format("kernels is '{}'; on CUDA there are cuda and cuda_copy", config.kernels);
   }
-  static_cast<void>(capacity);
   return {};
 }
 
@@ -97,7 +92,7 @@ CudaExchange::CudaExchange(const Group& group, Device device, const ExchangeConf
               "cudaDeviceGetAttribute");
   num_sms_ =
       config.num_sms != 0 ? config.num_sms : std::max(1, std::min(kDefaultSms, sms / sharing));
-  std::string problem = unsupported(config, first, mode_, capacity_of(config, first));
+  std::string problem = unsupported(config, first, mode_);
   if (problem.empty() && (num_sms_ < 1 || num_sms_ * sharing > sms)) {
     problem = fmt::format(
         "num_sms is {}; {} ranks share a GPU with {} multiprocessors, and all their "

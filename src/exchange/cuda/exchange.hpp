@@ -65,8 +65,10 @@ class CudaExchange final : public DeviceExchange {
     std::uint64_t step = 0;
     std::uint64_t plan_serial = 0;
     kernels::cuda::PlanArrays plan{};
-    TensorView out;                                 // of dispatch: the caller's memory, or null
-    TensorView sums;                                // of combine
+    TensorView out;   // of dispatch: the caller's memory, or null
+    TensorView sums;  // of combine
+    ConstTensorView addend;
+    float* scalars_out = nullptr;
     kernels::cuda::TokenChoice* choices = nullptr;  // tokens: [token rows, topk]
     std::int32_t* gather = nullptr;                 // tokens
   };
@@ -98,6 +100,7 @@ class CudaExchange final : public DeviceExchange {
   void tell(const kernels::cuda::TellArgs& args, Stage stage);
   // Rows that there is room for.
   [[nodiscard]] std::int64_t room() const noexcept;
+  [[nodiscard]] bool fills_on_arrival() const noexcept;
   [[nodiscard]] bool expects_recv() const noexcept;
 
   [[nodiscard]] kernels::cuda::CountArgs count_args(const Routing& routing,
@@ -107,6 +110,8 @@ class CudaExchange final : public DeviceExchange {
   Generation& begin_dispatch(const CudaPlan& plan, const DispatchOptions& options);
   [[nodiscard]] kernels::cuda::Outgoing outgoing(const Generation& g, const ConstTensorView& x,
                                                  bool receive) const;
+  [[nodiscard]] kernels::cuda::ScalarsArgs scalars_of(const Generation& g, const float* from,
+                                                      float* to) const;
   void send_rows(const Generation& g, const ConstTensorView& x, bool receive);
   void receive_rows(const Generation& g);
   Received end_dispatch(Generation& g);

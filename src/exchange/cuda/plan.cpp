@@ -200,6 +200,7 @@ kernel::CountArgs CudaExchange::count_args(const Routing& routing, const CudaPla
   args.workspace_blocks = num_sms_;
   args.alignment = config().alignment;
   args.rows_per_slot = static_cast<std::int32_t>(owner_->capacity.rows_per_slot);
+  args.drops = config().overflow == Overflow::drop;
   args.row_limit =
       config().layout == Layout::grouped ? static_cast<std::int32_t>(owner_->capacity.limit) : 0;
   // A routing of the wrong shape is told to all ranks like a bad id: they are on their way here.

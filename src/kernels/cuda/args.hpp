@@ -131,6 +131,7 @@ struct CountArgs {
   std::int32_t alignment;         // grouped: rows of each slot's segment are a multiple of this
   std::int32_t rows_per_slot;     // slots: rows of each slot; 0: grouped
   std::int32_t row_limit;         // grouped: most rows of a rank, padding not counted; 0: no limit
+  bool drops;                     // what is more than that, or than rows_per_slot, finds no place
 };
 inline constexpr int kPlacementBits = 40;
 
@@ -201,8 +202,10 @@ struct CombineRecvArgs {
   std::uint32_t generation;
   DType dtype;  // bf16, f16 or f32
   Sum sum;
-  bool send;        // also do what combine_send does without partials: signal the peers
-  bool unweighted;  // the experts have multiplied: all weights are 1
+  bool send;                // also do what combine_send does without partials: signal the peers
+  bool unweighted;          // the experts have multiplied: all weights are 1
+  const std::byte* addend;  // [tokens], of the rows' type: the last term of each sum; or null
+  std::uint64_t addend_pitch;
 };
 
 // Rows of a plan's arrivals from one memory to another of the same rank: results into the window, or
@@ -217,6 +220,16 @@ struct CopyRowsArgs {
   Rows rows;  // per_rank: all token rows, else the rows of each slot
   std::int32_t local_slots;
   bool padding;  // grouped: the rows between the segments too
+};
+
+// One fp32 a row, on its way out or home (scalars.cu).
+struct ScalarsArgs {
+  RankContext context;
+  PlanArrays plan;
+  const float* from;
+  float* to;
+  std::uint32_t generation;
+  std::int32_t local_slots;
 };
 
 // What the host asks a rank's device to tell its peers.

@@ -78,8 +78,13 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
     const int count = list_terms<kArithmetic>(args, next, terms[warp], lane);
     next = load_source<kArithmetic>(args, (item + stride) / parts, lane);
     const std::uint32_t first = item % parts * part_vectors;
-    const SumTarget target{args.out + item / parts * args.out_pitch, aligned, row_bytes, first,
-                           min(first + part_vectors, vectors)};
+    const SumTarget target{
+        args.out + item / parts * args.out_pitch,
+        aligned,
+        row_bytes,
+        first,
+        min(first + part_vectors, vectors),
+        args.addend != nullptr ? args.addend + item / parts * args.addend_pitch : nullptr};
     sum_rows<Element, kArithmetic, kThreads <= kExactThreads>(terms[warp], count, target, lane);
   }
 }

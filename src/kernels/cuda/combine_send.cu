@@ -37,7 +37,8 @@ __device__ void sum_partials(const CombineSendArgs& args) {
     put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), {row, entry.weight, 0});
     auto* out =
         window_at<std::byte>(context, context.rank, layout.partial(args.generation, token_row));
-    const SumTarget target{out, true, static_cast<std::uint32_t>(layout.result_bytes), 0, vectors};
+    const SumTarget target{out, true,    static_cast<std::uint32_t>(layout.result_bytes),
+                           0,   vectors, nullptr};
     sum_rows<Element, Arithmetic::weighted, false>(terms[warp], __popc(lanes), target, lane);
   }
 }

@@ -140,7 +140,10 @@ __device__ void add_base(const CountArgs& args, const CountShared& shared, const
        at += blockDim.x) {
     const std::int32_t slot = args.plan.slot[at];
     if (slot < 0) continue;
-    args.plan.row[at] += shared.base[slot];
+    const std::int32_t row = args.plan.row[at] + shared.base[slot];
+    const bool dropped = args.drops && row >= shared.end[slot];
+    args.plan.row[at] = dropped ? -1 : row;
+    if (dropped) args.plan.weight[at] = 0.0F;
     args.plan.token_row[at] += shared.base[args.placement.slots + args.plan.dest[at]];
   }
 }

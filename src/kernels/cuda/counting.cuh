@@ -47,6 +47,7 @@ struct CountShared {
   std::int32_t* slot_begin;
   std::int32_t* base;    // [entries] where this rank's rows begin
   std::int32_t* total;   // [entries] of all ranks
+  std::int32_t* end;     // [entries] rows from here on find no place (CountArgs::drops)
   std::int32_t* to;      // [ranks] token rows that this rank sends
   std::int32_t* from;    // [ranks] and receives
   std::int32_t* counts;  // [warps][entries]
@@ -57,7 +58,7 @@ struct CountSizes {
   __host__ __device__ constexpr int entries() const { return 4 * count_quads(slots, ranks); }
   // int32 before `counts`.
   __host__ __device__ constexpr int fixed() const {
-    return (experts + 1 + 2 * slots + ranks + 1 + 2 * ranks + 3) / 4 * 4 + 2 * entries();
+    return (experts + 1 + 2 * slots + ranks + 1 + 2 * ranks + 3) / 4 * 4 + 3 * entries();
   }
 };
 __device__ inline CountShared count_shared(std::int32_t* memory, const CountArgs& args) {
@@ -66,7 +67,8 @@ __device__ inline CountShared count_shared(std::int32_t* memory, const CountArgs
   shared.entries = sizes.entries();
   shared.base = memory;
   shared.total = shared.base + shared.entries;
-  shared.to = shared.total + shared.entries;
+  shared.end = shared.total + shared.entries;
+  shared.to = shared.end + shared.entries;
   shared.from = shared.to + sizes.ranks;
   shared.expert_begin = shared.from + sizes.ranks;
   shared.expert_slots = shared.expert_begin + sizes.experts + 1;

@@ -73,6 +73,10 @@ __device__ void zero_padding(const DispatchRecvArgs& args) {
       auto* to = window_at<uint4>(context, context.rank,
                                   layout.row(args.generation, static_cast<std::uint64_t>(row)));
       for (std::uint32_t at = threadIdx.x; at < units; at += blockDim.x) to[at] = uint4{};
+      if (threadIdx.x == 0) {
+        *own_window_at<float>(
+            context, layout.scalar(args.generation, static_cast<std::uint64_t>(row))) = 0.0F;
+      }
       auto* scales =
           own_window_at<uint4>(context, layout.scale_plane(args.generation) +
                                             static_cast<std::uint64_t>(row) * args.scale_pitch);

@@ -112,6 +112,11 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
 // there. `blocks` are of this rank alone: nothing in it waits.
 cudaError_t launch_copy_rows(const CopyRowsArgs& args, int blocks, cudaStream_t stream);
 
+// Row scalars: before dispatch_send; before combine_send; after combine_recv. As launch_copy_rows.
+cudaError_t launch_send_scalars(const ScalarsArgs& args, int blocks, cudaStream_t stream);
+cudaError_t launch_place_scalars(const ScalarsArgs& args, int blocks, cudaStream_t stream);
+cudaError_t launch_fetch_scalars(const ScalarsArgs& args, int blocks, cudaStream_t stream);
+
 // Credits of a generation, or the fault that ends the exchange everywhere.
 cudaError_t launch_tell(const RankTable<TellArgs>& table, int ranks, cudaStream_t stream);
 

@@ -62,7 +62,8 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
     std::int32_t begin = 0;
     if (peer < 0 && args.rows_per_slot > 0) {
       begin = (entry - shared.slot_begin[shared.slot_rank[entry]]) * args.rows_per_slot;
-      if (totals[j] > args.rows_per_slot) flags |= kFlagFull;
+      if (totals[j] > args.rows_per_slot && !args.drops) flags |= kFlagFull;
+      shared.end[entry] = begin + args.rows_per_slot;
     }
     shared.base[entry] = begin + befores[j];
     shared.total[entry] = totals[j];
@@ -71,6 +72,16 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
     if (token_rows != 0 && totals[j] > token_rows) flags |= kFlagFull;
   }
   return flags;
+}
+
+// One warp: the sum of the values of this lane and those before it.
+__device__ inline std::int32_t sum_up_to_lane(std::int32_t value, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const std::int32_t other = __shfl_up_sync(kAllLanes, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
 }
 
 // One warp: where the segments of one rank's slots begin, each a multiple of the alignment. Adds that
@@ -83,30 +94,36 @@ __device__ inline std::int32_t scan_segments(const CountArgs& args, const CountS
   const std::int32_t local_slots = shared.slot_begin[rank + 1] - first_slot;
   const bool mine = rank == args.context.rank && writes;
   std::int32_t carried = 0;
+  std::int32_t carried_totals = 0;
   std::int32_t rows = 0;
 #pragma unroll 1
   for (std::int32_t chunk = 0; chunk < local_slots; chunk += kWarpLanes) {
     const std::int32_t local = chunk + lane;
     const bool inside = local < local_slots;
     const std::int32_t total = inside ? shared.total[first_slot + local] : 0;
+    std::int32_t kept = total;
+    if (args.drops && args.rows_per_slot > 0) kept = min(total, args.rows_per_slot);
+    if (args.drops && args.row_limit > 0) {
+      const std::int32_t totals = sum_up_to_lane(total, lane);
+      kept = max(0, min(total, args.row_limit - (carried_totals + totals - total)));
+      carried_totals += __shfl_sync(kAllLanes, totals, kWarpLanes - 1);
+    }
     std::int32_t room = inside ? args.rows_per_slot : 0;
     if (args.rows_per_slot == 0) {
       room = static_cast<std::int32_t>(layout::round_up(
-          static_cast<std::uint64_t>(total), static_cast<std::uint64_t>(args.alignment)));
+          static_cast<std::uint64_t>(kept), static_cast<std::uint64_t>(args.alignment)));
     }
-    std::int32_t end = room;  // inclusive prefix sum over the lanes
-#pragma unroll
-    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-      const std::int32_t other = __shfl_up_sync(kAllLanes, end, distance);
-      if (lane >= distance) end += other;
-    }
+    const std::int32_t end = sum_up_to_lane(room, lane);
     const std::int32_t begin = carried + end - room;
-    if (inside && add) shared.base[first_slot + local] += begin;
+    if (inside && add) {
+      shared.base[first_slot + local] += begin;
+      shared.end[first_slot + local] = begin + kept;
+    }
     if (inside && mine) {
-      args.plan.slot_counts[local] = total;
+      args.plan.slot_counts[local] = kept;
       args.plan.slot_begin[local] = begin;
     }
-    rows += total;
+    rows += kept;
     carried += __shfl_sync(kAllLanes, end, kWarpLanes - 1);
   }
   const auto received =

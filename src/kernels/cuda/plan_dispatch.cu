@@ -141,6 +141,7 @@ __device__ Choice place_token(const CountArgs& args, const CountShared& shared,
       choice.dest = choices.dest[at];
       const std::int32_t rank = args.placement.slots + choice.dest;
       choice.row = choices.row[at] + earlier[slot] + shared.base[slot];
+      if (args.drops && choice.row >= shared.end[slot]) choice.row = -1;
       choice.token_row = choices.token_row[at] + earlier[rank] + shared.base[rank];
     }
   }
@@ -241,7 +242,7 @@ __device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, co
       send_piece(context, args.send, ready.staging, local, piece, choice, to, lane);
     }
     if (args.send.entries && piece == 0) {
-      choice.weight = choice.dest >= 0 ? weight_of(count, token, lane) : 0.0F;
+      choice.weight = choice.row >= 0 ? weight_of(count, token, lane) : 0.0F;
       write_entries(context, args.send, choice, to.first_of_rank, lane);
     }
   }
@@ -266,7 +267,7 @@ __device__ void write_plan(const CountArgs& args, const Ready& ready, const Chun
     args.plan.dest[at] = choice.dest;
     args.plan.row[at] = choice.row;
     args.plan.token_row[at] = choice.token_row;
-    args.plan.weight[at] = choice.dest >= 0 ? weight : 0.0F;
+    args.plan.weight[at] = choice.row >= 0 ? weight : 0.0F;
     args.plan.repeat[at] = choice.repeat ? 1 : 0;
   }
 }

@@ -64,7 +64,27 @@ struct SumTarget {
   std::uint32_t row_bytes;
   std::uint32_t first;
   std::uint32_t end;
+  const std::byte* addend;  // a row that is the last term of the sum, or null
 };
+// Any address: 16 bytes if it allows, else what of them lies inside the row.
+template <typename Element>
+__device__ uint4 load_odd(const std::byte* row, std::uint32_t vector, std::uint32_t row_bytes) {
+  const std::byte* from = row + vector * 16;
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && vector * 16 + 16 <= row_bytes) {
+    return __ldcs(reinterpret_cast<const uint4*>(from));
+  }
+  std::uint32_t words[4] = {0, 0, 0, 0};
+  for (std::uint32_t at = 0; at < 16 && vector * 16 + at < row_bytes; at += Element::kBytes) {
+    std::uint32_t element;
+    if constexpr (Element::kBytes == 2) {
+      element = *reinterpret_cast<const std::uint16_t*>(from + at);
+    } else {
+      element = *reinterpret_cast<const std::uint32_t*>(from + at);
+    }
+    words[at / 4] |= element << (at % 4 * 8);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
 template <typename Element>
 __device__ void store_sum(const SumTarget& target, std::uint32_t vector,
                           const float (&sum)[Element::kOfVector]) {
@@ -163,6 +183,10 @@ __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget&
         }
       }
     }
+    if (target.addend != nullptr) {
+      add_vector<Element, false>(total, load_odd<Element>(target.addend, vector, target.row_bytes),
+                                 1.0F);
+    }
     store_sum<Element>(target, vector, total);
   }
 }
@@ -175,7 +199,7 @@ __device__ void sum_rows(const WarpTerms& terms, int count, const SumTarget& tar
   constexpr int kRows = kArithmetic == Arithmetic::ranked ? 6 : 8;
   if constexpr (kExact) {
     static_assert(kArithmetic == Arithmetic::plain);
-    switch (target.aligned ? count : 0) {
+    switch (target.aligned && target.addend == nullptr ? count : 0) {
       case 1: return sum_exact_rows<Element, 1, kLoads>(terms, target, lane);
       case 2: return sum_exact_rows<Element, 2, kLoads>(terms, target, lane);
       case 3: return sum_exact_rows<Element, 3, kLoads>(terms, target, lane);
