@@ -13,6 +13,7 @@
 #include "report/table.hpp"
 #include "route/models.hpp"
 #include "support/build_info.hpp"
+#include "support/devices.hpp"
 
 namespace wherry::cli {
 namespace {
@@ -30,12 +31,13 @@ std::string option_reason(std::string_view option) {
   return "this version has none";
 }
 
-std::vector<FabricInfo> fabrics() {
+std::vector<FabricInfo> fabrics(const Devices& gpus) {
   return {{"process", true, "ranks as threads of one process"},
           {"shm", true, "ranks as processes of this machine, through shared memory"},
-          {"cuda_peer", false,
-           WHERRY_HAS_CUDA ? "this version has no fabric between GPUs yet"
-                           : option_reason("WHERRY_CUDA")},
+          {"cuda_peer", !gpus.found.empty(),
+           gpus.found.empty()
+               ? gpus.problem
+               : "windows in GPU memory: pointers in one process, CUDA IPC between them"},
           {"ucx", WHERRY_HAS_UCX != 0, option_reason("WHERRY_UCX")}};
 }
 
@@ -61,7 +63,17 @@ Json as_json() {
   }
   for (const auto& set : kernels::available()) object["kernels"].push_back(set.name);
   object["kernels_used"] = kernels::find({}).name;
-  for (const FabricInfo& fabric : fabrics()) {
+  const Devices gpus = find_devices();
+  object["gpus"] = Json::array();
+  for (const DeviceDescription& gpu : gpus.found) {
+    object["gpus"].push_back(
+        {{"name", gpu.name},
+         {"multiprocessors", gpu.multiprocessors},
+         {"compute", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+         {"memory_bytes", gpu.memory_bytes},
+         {"kernels", gpu.bulk_copies ? "cuda" : "cuda_copy"}});
+  }
+  for (const FabricInfo& fabric : fabrics(gpus)) {
     object["fabrics"].push_back(
         {{"name", fabric.name}, {"available", fabric.available}, {"reason", fabric.reason}});
   }
@@ -136,8 +148,17 @@ std::string as_text() {
                   build_info::git_commit(), build_info::kBuildType, build_info::kCompiler);
   text += machine_text();
   text += fmt::format("\nKernels\n  {}\n", kernels_text());
+  const Devices gpus = find_devices();
+  text += "\nGPUs\n";
+  for (const DeviceDescription& gpu : gpus.found) {
+    text +=
+        fmt::format("  {}, {} multiprocessors, {}, compute {}.{}, kernels {}\n", gpu.name,
+                    gpu.multiprocessors, bytes_text(static_cast<double>(gpu.memory_bytes)),
+                    gpu.compute_major, gpu.compute_minor, gpu.bulk_copies ? "cuda" : "cuda_copy");
+  }
+  if (gpus.found.empty()) text += fmt::format("  none: {}\n", gpus.problem);
   Table reach({{}, {}, {}});
-  for (const FabricInfo& fabric : fabrics()) {
+  for (const FabricInfo& fabric : fabrics(gpus)) {
     reach.add({yes_no(fabric.available), fabric.name, fabric.reason});
   }
   text += "\nFabrics: how bytes reach other ranks\n" + reach.to_string(2);
