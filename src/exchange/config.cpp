@@ -162,17 +162,18 @@ void check_config(const ExchangeConfig& c, int rank, int ranks) {
           fmt::format("combine_wire is {}, which goes with sum_at expert: the rows of one rank are "
                       "summed before they are converted",
                       name(c.combine_wire)));
-  require(c.max_tokens >= 1 && c.max_tokens <= kMaxRows / ranks,
+  require(c.replicated >= 1 && ranks % c.replicated == 0,
+          fmt::format("replicated is {}; it must be at least 1 and divide the {} ranks",
+                      c.replicated, ranks));
+  const int sets = ranks / c.replicated;  // of ranks that bring the same tokens
+  require(c.max_tokens >= 1 && c.max_tokens <= kMaxRows / sets,
           fmt::format("max_tokens is {}; with {} ranks it must lie in 1..{}", c.max_tokens, ranks,
-                      kMaxRows / ranks));
+                      kMaxRows / sets));
   require(
       c.layout != Layout::tokens || c.effective_reduction() == Reduction::by_rank,
       "layout tokens goes with reduction by_rank: the caller sums what its rank has of a token");
   require(c.layout != Layout::tokens || c.overflow == Overflow::error,
           "layout tokens goes with overflow error: a dropped row would leave holes in its slots");
-  require(c.replicated >= 1 && ranks % c.replicated == 0,
-          fmt::format("replicated is {}; it must be at least 1 and divide the {} ranks",
-                      c.replicated, ranks));
   require(
       c.receive_rows >= 0,
       fmt::format("receive_rows is {}; it must be at least 1, or 0 for no limit", c.receive_rows));

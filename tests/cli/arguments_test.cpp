@@ -62,8 +62,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"NoMemoryForWindows", "layer --layout slots --tokens 4000000 --expert-hidden 1",
              "windows of 4 ranks", "fewer --tokens"},
         Case{"MoreThanAnyAddress",
-             "layer --ranks 1024 --tokens 16777216 --topk 64 --hidden 1048576 --depth 16", "rows",
-             "lower max_tokens"}),
+             "layer --ranks 1024 --tokens 16777216 --topk 64 --hidden 1048576 --depth 16",
+             "max_tokens", "with 1024 ranks it must lie in 1..2097151"}),
     [](const auto& test) { return std::string(test.param.title); });
 
 TEST(Help, IsNoMistake) {
