@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kRanks = 3;
 
-void fail(const std::string& what) { throw std::runtime_error(what); }
+[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
 template <typename Fn>
 std::optional<Error> error_of(Fn fn) {
@@ -82,6 +82,7 @@ std::optional<Error> cpu_error(const Group& group, const ExchangeConfig& config,
 
 void compare(const std::optional<Error>& cpu, const std::optional<Error>& gpu) {
   if (!cpu.has_value()) fail("no error on the CPU");
+  if (!gpu.has_value()) fail("no error on the GPU");
   expect(gpu, cpu->code(), cpu->stage(), cpu->peer());
   if (std::string(gpu->what()) != cpu->what()) {
     fail(fmt::format("on the CPU: {}; on the GPU: {}", cpu->what(), gpu->what()));

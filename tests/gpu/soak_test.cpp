@@ -57,10 +57,12 @@ void soak(Group& group, int gpu, cudaStream_t stream, const Case& test) {
   Exchange exchange(group, Device::cuda(gpu), test.config);
   exchange.set_stream(stream);
   std::vector<std::unique_ptr<Set>> sets;
+  sets.reserve(kSets);
   for (int i = 0; i < kSets; ++i) {
     sets.push_back(std::make_unique<Set>(cpu, input_of(test, group.rank(), i)));
   }
   std::vector<Plan> plans;
+  plans.reserve(static_cast<std::size_t>(test.config.depth));
   for (int i = 0; i < test.config.depth; ++i) plans.push_back(exchange.make_plan());
   std::mt19937 random(static_cast<unsigned>(97 + group.rank()));
   const ExchangeConfig& c = exchange.config();

@@ -67,6 +67,13 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 32);
 }
 
+// Bits, so NaN and the sign of zero count.
+template <typename T>
+bool same_bits(const T& a, const T& b) {
+  const auto* x = reinterpret_cast<const std::byte*>(&a);
+  return std::equal(x, x + sizeof(T), reinterpret_cast<const std::byte*>(&b));
+}
+
 [[noreturn]] void differ(const Case& test, int rank, int step, const std::string& what) {
   throw std::runtime_error(fmt::format("{}: rank {}, step {}: {}", test.name(), rank, step, what));
 }
@@ -80,7 +87,7 @@ void compare(const Case& test, int rank, int step, const char* what, const std::
         fmt::format("{} has {} entries on the CPU, {} on the GPU", what, cpu.size(), gpu.size()));
   }
   for (std::size_t i = 0; i < cpu.size(); ++i) {
-    if (std::memcmp(&cpu[i], &gpu[i], sizeof(T)) == 0) continue;
+    if (same_bits(cpu[i], gpu[i])) continue;
     differ(test, rank, step,
            fmt::format("{}[{}] is {} on the CPU, {} on the GPU", what, i, cpu[i], gpu[i]));
   }
@@ -288,7 +295,7 @@ class Twin {
             download(there.device.gather, here.gather.size()));
     const auto choices = download(there.device.choices, here.choices.size());
     for (std::size_t i = 0; i < choices.size(); ++i) {
-      if (std::memcmp(&choices[i], &here.choices[i], sizeof(choices[i])) == 0) continue;
+      if (same_bits(choices[i], here.choices[i])) continue;
       differ(test_, rank, number,
              fmt::format("choice {}: slot {}, weight {}, position {} on the CPU, {}, {}, {} on the "
                          "GPU",
@@ -305,7 +312,7 @@ class Twin {
     for (std::size_t slot = 0; slot < plan.slot_counts.size(); ++slot) {
       for (std::int64_t i = 0; i < plan.slot_counts[slot]; ++i) {
         const std::size_t at = size(plan.slot_begin[slot] + i);
-        if (std::memcmp(&gpu[at], &here.row_scalars[at], sizeof(float)) == 0) continue;
+        if (same_bits(gpu[at], here.row_scalars[at])) continue;
         differ(test_, group_.rank(), number,
                fmt::format("scalar {} is {} on the CPU, {} on the GPU", at, here.row_scalars[at],
                            gpu[at]));
@@ -483,8 +490,9 @@ StepInput input_of(const Case& test, int rank, int step) {
   StepInput input;
   input.tokens = batch.tokens_of(rank);
   const Routing routing = batch.routing_of(rank);
-  const int ids = test.config.expert_ids == ExpertIds::physical ? test.config.placement->num_slots()
-                                                                : batch.experts;
+  const int ids = test.config.expert_ids == ExpertIds::physical && test.config.placement.has_value()
+                      ? test.config.placement->num_slots()
+                      : batch.experts;
   for (std::int64_t token = 0; token < input.tokens; ++token) {
     for (int k = 0; k < batch.topk; ++k) {
       const auto drawn = static_cast<std::int32_t>(routing.id(token, k));

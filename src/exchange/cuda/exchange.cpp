@@ -139,11 +139,14 @@ CudaExchange::CudaExchange(const Group& group, Device device, const ExchangeConf
   // The first of the ranks that launch together makes what they share.
   std::shared_ptr<Launches> made;
   if (local_ == 0) made = std::make_shared<Launches>(together, config.deadline);
-  const std::shared_ptr<Launches>* const address = &made;
-  const auto all = group.allgather(std::as_bytes(std::span(&address, 1)));
-  const std::shared_ptr<Launches>* leader = nullptr;
+  struct Address {
+    const std::shared_ptr<Launches>* launches;
+  };
+  const Address mine_to_share{&made};
+  const auto all = group.allgather(std::as_bytes(std::span(&mine_to_share, 1)));
+  Address leader{};
   std::memcpy(&leader, all[static_cast<std::size_t>(together.front())].data(), sizeof(leader));
-  launches_ = *leader;
+  launches_ = *leader.launches;
   group.barrier();  // all have copied it, and nobody signals before everybody has mapped
 }
 
@@ -197,7 +200,8 @@ void CudaExchange::take_memory() {
   std::vector<std::byte*> bases(ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer)
     bases[peer] = fabric_->window(static_cast<int>(peer));
-  owner_->side.write(windows, bases.data(), ranks * sizeof(std::byte*));
+  owner_->side.write(static_cast<void*>(windows), static_cast<const void*>(bases.data()),
+                     ranks * sizeof(std::byte*));
   context_.windows = windows;
   context_.own = fabric_->window(rank());
   context_.fault_record = owner_->fault_record();
