@@ -414,9 +414,10 @@ class Twin {
     GPU_OK(cudaDeviceSynchronize());
   }
 
-  // What an earlier step has left must not be seen by a later one. Peers write here only after this
-  // barrier.
+  // What an earlier step has left must not be seen by a later one. Peers have read the results of this one
+  // when all are here, and write only after the second barrier.
   void poison(const Received& there) {
+    group_.barrier();
     if (!test_.own_rows) {
       GPU_OK(cudaMemset(there.rows.data, 0xFF, size(there.rows.rows * there.rows.pitch())));
     }

@@ -59,7 +59,7 @@ __device__ int list_terms(const CombineRecvArgs& args, const Source& source, War
 }
 
 // An item is (token, part): with few tokens several warps share one.
-template <typename Element, Arithmetic kArithmetic, int kThreads>
+template <typename Element, Arithmetic kArithmetic, int kThreads, bool kAddend>
 __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::uint32_t parts) {
   constexpr int kWarps = kThreads / kWarpLanes;
   const RankContext& context = args.context;
@@ -78,18 +78,18 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
     const int count = list_terms<kArithmetic>(args, next, terms[warp], lane);
     next = load_source<kArithmetic>(args, (item + stride) / parts, lane);
     const std::uint32_t first = item % parts * part_vectors;
-    const SumTarget target{
-        args.out + item / parts * args.out_pitch,
-        aligned,
-        row_bytes,
-        first,
-        min(first + part_vectors, vectors),
-        args.addend != nullptr ? args.addend + item / parts * args.addend_pitch : nullptr};
-    sum_rows<Element, kArithmetic, kThreads <= kExactThreads>(terms[warp], count, target, lane);
+    const SumTarget target{args.out + item / parts * args.out_pitch,
+                           aligned,
+                           row_bytes,
+                           first,
+                           min(first + part_vectors, vectors),
+                           kAddend ? args.addend + item / parts * args.addend_pitch : nullptr};
+    sum_rows<Element, kArithmetic, kThreads <= kExactThreads, kAddend>(terms[warp], count, target,
+                                                                       lane);
   }
 }
 
-template <typename Element, Arithmetic kArithmetic, int kThreads>
+template <typename Element, Arithmetic kArithmetic, int kThreads, bool kAddend>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_recv(const __grid_constant__ RankTable<CombineRecvArgs> table, std::uint32_t parts) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
@@ -110,37 +110,59 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool complete = wait_for_peers(
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
   if (!complete) return;
-  sum_tokens<Element, kArithmetic, kThreads>(args, terms, parts);
+  sum_tokens<Element, kArithmetic, kThreads, kAddend>(args, terms, parts);
   if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::combine_received, gridDim.x)) {
     received = begin.epoch;
     if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
   }
 }
 
-template <typename Element, Arithmetic kArithmetic, int kThreads>
+template <typename Element, Arithmetic kArithmetic, int kThreads, bool kAddend>
 cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const CombineShape& shape,
                    cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
-  combine_recv<Element, kArithmetic, kThreads>
+  combine_recv<Element, kArithmetic, kThreads, kAddend>
       <<<grid, kThreads, 0, stream>>>(table, static_cast<std::uint32_t>(shape.parts));
   return cudaGetLastError();
 }
 
-template <typename Element>
+template <typename Element, bool kAddend>
 cudaError_t launch_rows_of(const RankTable<CombineRecvArgs>& table, int ranks,
                            const CombineShape& shape, cudaStream_t stream) {
   switch (table.rank[0].sum) {
     case Sum::token_rows:
     case Sum::partials:
-      return shape.threads == kExactThreads
-                 ? launch<Element, Arithmetic::plain, kExactThreads>(table, ranks, shape, stream)
-                 : launch<Element, Arithmetic::plain, kMaxSumThreads>(table, ranks, shape, stream);
+      if constexpr (!kAddend) {
+        if (shape.threads == kExactThreads) {
+          return launch<Element, Arithmetic::plain, kExactThreads, false>(table, ranks, shape,
+                                                                          stream);
+        }
+      }
+      return launch<Element, Arithmetic::plain, kMaxSumThreads, kAddend>(table, ranks, shape,
+                                                                         stream);
     case Sum::ranked:
-      return launch<Element, Arithmetic::ranked, kMaxSumThreads>(table, ranks, shape, stream);
+      return launch<Element, Arithmetic::ranked, kMaxSumThreads, kAddend>(table, ranks, shape,
+                                                                          stream);
     case Sum::choices:
-      return launch<Element, Arithmetic::weighted, kMaxSumThreads>(table, ranks, shape, stream);
+      return launch<Element, Arithmetic::weighted, kMaxSumThreads, kAddend>(table, ranks, shape,
+                                                                            stream);
   }
   return cudaErrorInvalidValue;
+}
+
+// All ranks of a launch that have tokens have an addend, or none.
+template <typename Element>
+cudaError_t launch_sums_of(const RankTable<CombineRecvArgs>& table, int ranks,
+                           const CombineShape& shape, cudaStream_t stream) {
+  int with = 0;
+  int without = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (table.rank[rank].plan.tokens == 0) continue;
+    ++(table.rank[rank].addend != nullptr ? with : without);
+  }
+  if (with > 0 && without > 0) return cudaErrorInvalidValue;
+  return with > 0 ? launch_rows_of<Element, true>(table, ranks, shape, stream)
+                  : launch_rows_of<Element, false>(table, ranks, shape, stream);
 }
 
 }  // namespace
@@ -160,9 +182,9 @@ CombineShape choose_combine_shape(const CombineJob& job) {
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
                                 const CombineShape& shape, cudaStream_t stream) {
   switch (table.rank[0].dtype) {
-    case DType::bf16: return launch_rows_of<Bf16Element>(table, ranks, shape, stream);
-    case DType::f16: return launch_rows_of<F16Element>(table, ranks, shape, stream);
-    case DType::f32: return launch_rows_of<F32Element>(table, ranks, shape, stream);
+    case DType::bf16: return launch_sums_of<Bf16Element>(table, ranks, shape, stream);
+    case DType::f16: return launch_sums_of<F16Element>(table, ranks, shape, stream);
+    case DType::f32: return launch_sums_of<F32Element>(table, ranks, shape, stream);
     case DType::f64:
     case DType::raw: break;
   }

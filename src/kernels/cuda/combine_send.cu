@@ -39,7 +39,7 @@ __device__ void sum_partials(const CombineSendArgs& args) {
         window_at<std::byte>(context, context.rank, layout.partial(args.generation, token_row));
     const SumTarget target{out, true,    static_cast<std::uint32_t>(layout.result_bytes),
                            0,   vectors, nullptr};
-    sum_rows<Element, Arithmetic::weighted, false>(terms[warp], __popc(lanes), target, lane);
+    sum_rows<Element, Arithmetic::weighted, false, false>(terms[warp], __popc(lanes), target, lane);
   }
 }
 

@@ -153,7 +153,7 @@ __device__ void sum_exact_rows(const WarpTerms& terms, const SumTarget& target, 
 }
 
 // Any number of terms, kRows rows in flight.
-template <typename Element, Arithmetic kArithmetic, int kRows>
+template <typename Element, Arithmetic kArithmetic, int kRows, bool kAddend>
 __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
 #pragma unroll 1
   for (std::uint32_t vector = target.first + static_cast<std::uint32_t>(lane); vector < target.end;
@@ -183,7 +183,7 @@ __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget&
         }
       }
     }
-    if (target.addend != nullptr) {
+    if constexpr (kAddend) {
       add_vector<Element, false>(total, load_odd<Element>(target.addend, vector, target.row_bytes),
                                  1.0F);
     }
@@ -193,13 +193,14 @@ __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget&
 
 // One warp: the sum of `count` terms, in the order of the list. kExact: without branches, for which
 // 16 loads a lane need 128 registers (with 64 they spill, and 8 ranks x 16 SMs take 858 us, not 752).
-template <typename Element, Arithmetic kArithmetic, bool kExact>
+// kAddend: a kernel of its own, for the same reason (757 -> 822 us where all had the code for it).
+template <typename Element, Arithmetic kArithmetic, bool kExact, bool kAddend>
 __device__ void sum_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
   constexpr int kLoads = 16;
   constexpr int kRows = kArithmetic == Arithmetic::ranked ? 6 : 8;
   if constexpr (kExact) {
-    static_assert(kArithmetic == Arithmetic::plain);
-    switch (target.aligned && target.addend == nullptr ? count : 0) {
+    static_assert(kArithmetic == Arithmetic::plain && !kAddend);
+    switch (target.aligned ? count : 0) {
       case 1: return sum_exact_rows<Element, 1, kLoads>(terms, target, lane);
       case 2: return sum_exact_rows<Element, 2, kLoads>(terms, target, lane);
       case 3: return sum_exact_rows<Element, 3, kLoads>(terms, target, lane);
@@ -211,7 +212,7 @@ __device__ void sum_rows(const WarpTerms& terms, int count, const SumTarget& tar
       default: break;
     }
   }
-  sum_any_rows<Element, kArithmetic, kRows>(terms, count, target, lane);
+  sum_any_rows<Element, kArithmetic, kRows, kAddend>(terms, count, target, lane);
 }
 
 }  // namespace wherry::kernels::cuda
