@@ -4,13 +4,13 @@
 
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <span>
 #include <thread>
 
 #include "fabric/addressable.hpp"
 #include "group/state.hpp"
 #include "support/check.hpp"
+#include "support/host.hpp"
 
 namespace wherry {
 
@@ -61,9 +61,7 @@ std::vector<CudaPlace> find_places(const Group& group, Device device) {
     cudaDeviceProp properties{};
     cuda::check(cudaGetDeviceProperties(&properties, device.ordinal), at_startup(group),
                 "cudaGetDeviceProperties");
-    std::string boot;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    mine = fmt::format("{}/{}/{}/", boot, getpid(), device.ordinal);
+    mine = fmt::format("{}/{}/{}/", host_identity(), getpid(), device.ordinal);
     mine.append(properties.uuid.bytes, sizeof(properties.uuid.bytes));
   }
   agree_on_problem(group, ErrorCode::unsupported, problem);
