@@ -66,9 +66,10 @@ class Plan {
   [[nodiscard]] std::int64_t home_tokens() const noexcept {
     return data_.home_end - data_.home_begin;
   }
-  // The contents; empty until filled, and after a plan() that threw. On CUDA, where plan() does not wait: waits until it has run, copies
-  // the contents to the host (all but rows_from), and throws what was found in the data: bad_argument,
-  // bad_routing, capacity, config_mismatch (placements), on every rank. Not while a stream is captured.
+  // The contents; empty until filled, and after a plan() that threw. On CUDA, where plan() does not
+  // wait: waits until it has run, copies the contents to the host (all but rows_from), and throws
+  // what was found in the data: bad_argument, bad_routing, capacity, config_mismatch (placements),
+  // on every rank. Not while a stream is captured.
   [[nodiscard]] const PlanData& to_host() const;
   // Whether to_host() would not have to wait.
   [[nodiscard]] bool ready() const;

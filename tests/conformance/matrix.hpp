@@ -16,21 +16,8 @@
 
 namespace wherry::test {
 
-struct Form {
-  Layout layout;
-  Reduction reduction;
-  SumAt sum_at = SumAt::home;
-};
-inline constexpr Form kForms[] = {{Layout::grouped, Reduction::by_token},
-                                  {Layout::grouped, Reduction::by_rank},
-                                  {Layout::grouped, Reduction::by_rank, SumAt::expert},
-                                  {Layout::tokens, Reduction::by_rank},
-                                  {Layout::slots, Reduction::by_token},
-                                  {Layout::slots, Reduction::by_rank},
-                                  {Layout::slots, Reduction::by_rank, SumAt::expert}};
-
 struct Setting {
-  Form form;
+  LegalPair form;
   bool processes;  // the shm fabric, else the process fabric
   int ranks;
   std::string kernels;
@@ -56,7 +43,7 @@ struct Setting {
 
 inline std::vector<Setting> every_setting(const std::vector<int>& ranks) {
   std::vector<Setting> all;
-  for (const Form& form : kForms) {
+  for (const LegalPair& form : kLegalPairs) {
     for (const bool processes : {false, true}) {
       for (const int n : ranks) {
         std::set<std::string> kernels{"reference", std::string(kernels::available()[0].name)};

@@ -20,6 +20,20 @@ inline void expect(bool good, const std::string& message) {
   if (!good) throw std::runtime_error(message);
 }
 
+// Every legal layout and reduction, and who sums.
+struct LegalPair {
+  Layout layout;
+  Reduction reduction;
+  SumAt sum_at = SumAt::home;
+};
+inline constexpr LegalPair kLegalPairs[] = {{Layout::grouped, Reduction::by_token},
+                                            {Layout::grouped, Reduction::by_rank},
+                                            {Layout::grouped, Reduction::by_rank, SumAt::expert},
+                                            {Layout::tokens, Reduction::by_rank},
+                                            {Layout::slots, Reduction::by_token},
+                                            {Layout::slots, Reduction::by_rank},
+                                            {Layout::slots, Reduction::by_rank, SumAt::expert}};
+
 // Under `replicated` a batch has one part for each set of ranks that hold the same tokens.
 inline int home_of(const Exchange& exchange) {
   return exchange.rank() / exchange.config().replicated;

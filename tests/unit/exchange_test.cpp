@@ -59,19 +59,6 @@ TEST(Exchange, AFlippedBitOfOneReceivedRowChangesExactlyThatToken) {
   EXPECT_EQ(wrong, std::vector<std::int64_t>{flipped});
 }
 
-struct LegalPair {
-  Layout layout;
-  Reduction reduction;
-  SumAt sum_at = SumAt::home;
-};
-constexpr LegalPair kLegalPairs[] = {{Layout::grouped, Reduction::by_token},
-                                     {Layout::grouped, Reduction::by_rank},
-                                     {Layout::tokens, Reduction::by_rank},
-                                     {Layout::slots, Reduction::by_token},
-                                     {Layout::slots, Reduction::by_rank},
-                                     {Layout::grouped, Reduction::by_rank, SumAt::expert},
-                                     {Layout::slots, Reduction::by_rank, SumAt::expert}};
-
 TEST(Exchange, EveryLegalPairOfLayoutAndReductionEqualsItsDenseRule) {
   for (const LegalPair& pair : kLegalPairs) {
     for (const int ranks : {1, 2, 3, 4, 7}) {

@@ -12,21 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct Pair {
-  Layout layout;
-  Reduction reduction;
-  SumAt sum_at = SumAt::home;
-};
-constexpr Pair kPairs[] = {{Layout::grouped, Reduction::by_token},
-                           {Layout::grouped, Reduction::by_rank},
-                           {Layout::tokens, Reduction::by_rank},
-                           {Layout::slots, Reduction::by_token},
-                           {Layout::slots, Reduction::by_rank},
-                           {Layout::grouped, Reduction::by_rank, SumAt::expert},
-                           {Layout::slots, Reduction::by_rank, SumAt::expert}};
-
 ExchangeConfig config_of(const Batch& batch, int replicated, CombineTo combine_to,
-                         const Pair& pair = {Layout::grouped, Reduction::by_token}) {
+                         const LegalPair& pair = {Layout::grouped, Reduction::by_token}) {
   ExchangeConfig config = config_for(batch);
   config.replicated = replicated;
   config.combine_to = combine_to;
@@ -37,7 +24,7 @@ ExchangeConfig config_of(const Batch& batch, int replicated, CombineTo combine_t
 }
 
 TEST(Replicated, EveryLegalPairEqualsItsDenseRuleForAllAndForShares) {
-  for (const Pair& pair : kPairs) {
+  for (const LegalPair& pair : kLegalPairs) {
     for (const auto& [ranks, replicated] : {std::pair{2, 2}, {4, 2}, {4, 4}, {6, 3}}) {
       // 23 tokens: shares differ, and with one set of four some rows meet at their sender.
       const Batch batch = make_batch(23, ranks / replicated, 9, 3, 24, 61, 0.2);

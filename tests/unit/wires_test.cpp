@@ -111,11 +111,11 @@ void run_and_verify_wired(Group& group, const Batch& batch, ExchangeConfig confi
          "bytes of the wire, scales included");
 }
 
-struct LegalPair {
+struct WiredPair {
   Layout layout;
   Reduction reduction;
 };
-constexpr LegalPair kLegalPairs[] = {{Layout::grouped, Reduction::by_token},
+constexpr WiredPair kWiredPairs[] = {{Layout::grouped, Reduction::by_token},
                                      {Layout::grouped, Reduction::by_rank},
                                      {Layout::tokens, Reduction::by_rank},
                                      {Layout::slots, Reduction::by_token},
@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(Exchange, EveryWire, testing::ValuesIn(kQuantisedWires)
 
 TEST_P(EveryWire, GoesOutAndHomeInEveryLegalPair) {
   const Batch batch = make_batch(19, 3, 7, 3, 200, 81, 0.2);
-  for (const LegalPair& pair : kLegalPairs) {
+  for (const WiredPair& pair : kWiredPairs) {
     SCOPED_TRACE(fmt::format("{} {}", name(pair.layout), name(pair.reduction)));
     ExchangeConfig config = config_for(batch);
     config.layout = pair.layout;
@@ -191,7 +191,7 @@ TEST_P(EveryWire, PassesThroughRowsThatTheCallerHasConverted) {
 
 TEST(Wires, OtherDTypesOnTheWayRoundOnce) {
   const Batch batch = make_batch(19, 3, 7, 3, 24, 84, 0.2);
-  for (const LegalPair& pair : kLegalPairs) {
+  for (const WiredPair& pair : kWiredPairs) {
     ExchangeConfig config = config_for(batch);
     config.layout = pair.layout;
     config.reduction = pair.reduction;
