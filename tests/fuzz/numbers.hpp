@@ -36,4 +36,7 @@ class Bytes {
   std::span<const std::uint8_t> data_;
 };
 
+// What each fuzzer does with one input; throws where something is wrong (entry.cpp).
+void run(Bytes bytes);
+
 }  // namespace wherry::test

@@ -1,6 +1,4 @@
 // Any configuration and any routing end in a typed error or in plans that satisfy plan_checks.hpp.
-#include <cstdio>
-#include <cstdlib>
 
 #include "fuzz/numbers.hpp"
 #include "support/plan_checks.hpp"
@@ -75,6 +73,8 @@ PlanFault spoil_routing(const Numbers& any, const ExchangeConfig& config,
   }
 }
 
+}  // namespace
+
 void run(Bytes bytes) {
   const Numbers any = [&bytes](auto least, auto most) { return bytes.between(least, most); };
   const std::int64_t field = any(0, 2 * kNumFields);  // first: short inputs choose it too
@@ -118,15 +118,4 @@ void run(Bytes bytes) {
   for (const PlanData& plan : planned.plans) static_cast<void>(plan.to_string());
 }
 
-}  // namespace
 }  // namespace wherry::test
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  try {
-    wherry::test::run(wherry::test::Bytes({data, size}));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    std::abort();
-  }
-  return 0;
-}

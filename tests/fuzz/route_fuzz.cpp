@@ -1,8 +1,6 @@
 // Any router and any logits (NaN, infinities, wrong lengths) end in a typed error or in a routing that
 // plan() takes: experts in range, each once where the scores choose, and weights that are numbers.
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -72,6 +70,8 @@ void check(const RouterConfig& config, const Routing& routing) {
   }
 }
 
+}  // namespace
+
 void run(Bytes bytes) {
   const RouterConfig config = any_config(bytes);
   const std::int64_t tokens =
@@ -107,15 +107,4 @@ void run(Bytes bytes) {
   }
 }
 
-}  // namespace
 }  // namespace wherry::test
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  try {
-    wherry::test::run(wherry::test::Bytes({data, size}));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    std::abort();
-  }
-  return 0;
-}
