@@ -151,6 +151,7 @@ struct Received {
     const std::int32_t* slot_counts = nullptr;  // [slots_local]
     const std::int32_t* slot_begin = nullptr;   // [slots_local + 1]
     const std::int32_t* num_rows = nullptr;     // [2]: grouped rows without padding; token rows
+    int topk = 0;                               // of choices
     const TokenChoice* choices = nullptr;       // tokens: [token rows, topk]
     const std::int32_t* gather = nullptr;       // tokens: [slot_begin[slots_local]]
     // [slot_begin[slots_local]] one a row, if the senders gave them: the host does not know that.

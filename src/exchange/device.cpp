@@ -17,12 +17,8 @@ std::unique_ptr<DeviceExchange> make_device_exchange(const Group& group, Device 
 #else
 std::unique_ptr<DeviceExchange> make_device_exchange(const Group& group, Device /*device*/,
                                                      const ExchangeConfig& /*config*/) {
-  std::string_view reason;
-  for (const build_info::Option& option : build_info::kOptions) {
-    if (option.name == "WHERRY_CUDA") reason = option.reason;
-  }
   throw Error(ErrorCode::unsupported, {Stage::startup, group.rank(), -1},
-              fmt::format("this build has no CUDA: {}", reason));
+              fmt::format("this build has no CUDA: {}", build_info::reason_of("WHERRY_CUDA")));
 }
 #endif
 

@@ -35,9 +35,7 @@ Devices find_devices() {
 #else
 Devices find_devices() {
   Devices devices;
-  for (const build_info::Option& option : build_info::kOptions) {
-    if (option.name == "WHERRY_CUDA") devices.problem = option.reason;
-  }
+  devices.problem = build_info::reason_of("WHERRY_CUDA");
   return devices;
 }
 #endif
