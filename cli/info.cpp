@@ -24,13 +24,6 @@ struct FabricInfo {
   std::string reason;
 };
 
-std::string option_reason(std::string_view option) {
-  for (const auto& known : build_info::kOptions) {
-    if (known.name == option) return std::string(known.reason);
-  }
-  return "this version has none";
-}
-
 std::vector<FabricInfo> fabrics(const Devices& gpus) {
   return {{"process", true, "ranks as threads of one process"},
           {"shm", true, "ranks as processes of this machine, through shared memory"},
@@ -38,7 +31,7 @@ std::vector<FabricInfo> fabrics(const Devices& gpus) {
            gpus.found.empty()
                ? gpus.problem
                : "windows in GPU memory: pointers in one process, CUDA IPC between them"},
-          {"ucx", WHERRY_HAS_UCX != 0, option_reason("WHERRY_UCX")}};
+          {"ucx", WHERRY_HAS_UCX != 0, std::string(build_info::reason_of("WHERRY_UCX"))}};
 }
 
 Json as_json() {
