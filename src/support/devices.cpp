@@ -3,6 +3,7 @@
 #include "support/build_info.hpp"
 
 #if WHERRY_HAS_CUDA
+#include "fabric/cuda_peer/memory.hpp"
 #include "kernels/cuda/launch.hpp"
 #endif
 
@@ -29,6 +30,7 @@ Devices find_devices() {
     device.compute_minor = properties.minor;
     device.memory_bytes = properties.totalGlobalMem;
     static_cast<void>(kernels::cuda::has_bulk_copies(ordinal, device.bulk_copies));
+    device.no_virtual_memory = cuda::VirtualMemory::problem(ordinal);
   }
   return devices;
 }
