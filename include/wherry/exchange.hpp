@@ -314,9 +314,10 @@ class Exchange {
   [[nodiscard]] Traffic traffic() const noexcept;
 
  private:
-  friend std::vector<Exchange> make_sharing_exchanges(const Group& group,
+  friend std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
                                                       std::span<const ExchangeConfig> configs);
   explicit Exchange(std::unique_ptr<State> state);
+  explicit Exchange(std::unique_ptr<DeviceExchange> device);
   [[nodiscard]] DevicePlan& on_device(const Plan& plan, Stage stage) const;
   void fill_shape(const Routing& routing, Plan& plan) const;
   // One of the two: rows in the memory of the CPU, or of a device.
@@ -328,8 +329,12 @@ class Exchange {
 // signals and counts, the rows of one lie where the rows of the others do, so the window is as large
 // as the largest needs. They take turns: entering a dispatch waits until every rank is done with the
 // one before, whose received rows and uncombined dispatches are then gone. Collective; throws as the
-// constructor of Exchange does.
+// constructor of Exchange does. On CUDA a captured graph begins with a handover, whoever had the window
+// when it was captured, so graphs of the exchanges and calls may follow each other in any order (the
+// same on all ranks, all in one stream or ordered by the caller).
 [[nodiscard]] std::vector<Exchange> make_sharing_exchanges(const Group& group,
+                                                           std::span<const ExchangeConfig> configs);
+[[nodiscard]] std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
                                                            std::span<const ExchangeConfig> configs);
 
 }  // namespace wherry

@@ -10,13 +10,13 @@
 namespace wherry {
 
 #if WHERRY_HAS_CUDA
-std::unique_ptr<DeviceExchange> make_device_exchange(const Group& group, Device device,
-                                                     const ExchangeConfig& config) {
-  return std::make_unique<cuda::CudaExchange>(group, device, config);
+std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
+    const Group& group, Device device, std::span<const ExchangeConfig> configs) {
+  return cuda::make_exchanges(group, device, configs);
 }
 #else
-std::unique_ptr<DeviceExchange> make_device_exchange(const Group& group, Device /*device*/,
-                                                     const ExchangeConfig& /*config*/) {
+std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
+    const Group& group, Device /*device*/, std::span<const ExchangeConfig> /*configs*/) {
   throw Error(ErrorCode::unsupported, {Stage::startup, group.rank(), -1},
               fmt::format("this build has no CUDA: {}", build_info::reason_of("WHERRY_CUDA")));
 }
