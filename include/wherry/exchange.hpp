@@ -214,8 +214,12 @@ class Exchange {
   // config_mismatch, out_of_memory, timeout, peer_failed.
   Exchange(const Group& group, const ExchangeConfig& config);
   // The same on a device, which is of one kind on all ranks. On CUDA also throws unsupported (on every
-  // rank) for what the GPU kernels cannot do yet; the message says what.
-  Exchange(const Group& group, Device device, const ExchangeConfig& config);
+  // rank) for what the GPU kernels cannot do yet; the message says what. `window`: memory of the GPU for
+  // this rank's window, which the exchange then does not take itself: window_bytes(), or the number that
+  // the error names; from cudaMalloc, aligned to 256 bytes, zeroed here, kept by the caller until the
+  // exchange is gone. All ranks give some, or none does.
+  Exchange(const Group& group, Device device, const ExchangeConfig& config,
+           std::span<std::byte> window = {});
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
   ~Exchange();
@@ -315,7 +319,8 @@ class Exchange {
 
  private:
   friend std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
-                                                      std::span<const ExchangeConfig> configs);
+                                                      std::span<const ExchangeConfig> configs,
+                                                      std::span<std::byte> window);
   explicit Exchange(std::unique_ptr<State> state);
   explicit Exchange(std::unique_ptr<DeviceExchange> device);
   [[nodiscard]] DevicePlan& on_device(const Plan& plan, Stage stage) const;
@@ -335,6 +340,7 @@ class Exchange {
 [[nodiscard]] std::vector<Exchange> make_sharing_exchanges(const Group& group,
                                                            std::span<const ExchangeConfig> configs);
 [[nodiscard]] std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
-                                                           std::span<const ExchangeConfig> configs);
+                                                           std::span<const ExchangeConfig> configs,
+                                                           std::span<std::byte> window = {});
 
 }  // namespace wherry

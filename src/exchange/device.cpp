@@ -11,12 +11,14 @@ namespace wherry {
 
 #if WHERRY_HAS_CUDA
 std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
-    const Group& group, Device device, std::span<const ExchangeConfig> configs) {
-  return cuda::make_exchanges(group, device, configs);
+    const Group& group, Device device, std::span<const ExchangeConfig> configs,
+    std::span<std::byte> window) {
+  return cuda::make_exchanges(group, device, configs, window);
 }
 #else
 std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
-    const Group& group, Device /*device*/, std::span<const ExchangeConfig> /*configs*/) {
+    const Group& group, Device /*device*/, std::span<const ExchangeConfig> /*configs*/,
+    std::span<std::byte> /*window*/) {
   throw Error(ErrorCode::unsupported, {Stage::startup, group.rank(), -1},
               fmt::format("this build has no CUDA: {}", build_info::reason_of("WHERRY_CUDA")));
 }

@@ -56,6 +56,7 @@ class DeviceExchange {
 // Collective. Exchanges that take turns at one window; throws as the constructor of Exchange, unsupported
 // in a build without CUDA.
 [[nodiscard]] std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
-    const Group& group, Device device, std::span<const ExchangeConfig> configs);
+    const Group& group, Device device, std::span<const ExchangeConfig> configs,
+    std::span<std::byte> window);
 
 }  // namespace wherry

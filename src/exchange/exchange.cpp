@@ -66,11 +66,25 @@ Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;
 
-Exchange::Exchange(const Group& group, Device device, const ExchangeConfig& config) {
+namespace {
+
+void check_no_memory(const Group& group, std::span<std::byte> window) {
+  WHERRY_CHECK(window.empty(), ErrorCode::unsupported,
+               (Error::Where{Stage::startup, group.rank(), -1}),
+               "memory for the window can be given on CUDA only");
+}
+
+}  // namespace
+
+Exchange::Exchange(const Group& group, Device device, const ExchangeConfig& config,
+                   std::span<std::byte> window) {
   switch (device.kind) {
-    case Device::Kind::cpu: state_ = std::make_unique<State>(group, config, Share{}); break;
+    case Device::Kind::cpu:
+      check_no_memory(group, window);
+      state_ = std::make_unique<State>(group, config, Share{});
+      break;
     case Device::Kind::cuda:
-      device_ = std::move(make_device_exchanges(group, device, {&config, 1}).front());
+      device_ = std::move(make_device_exchanges(group, device, {&config, 1}, window).front());
       break;
   }
 }
@@ -110,20 +124,22 @@ Exchange::Exchange(std::unique_ptr<DeviceExchange> device) : device_(std::move(d
 
 std::vector<Exchange> make_sharing_exchanges(const Group& group,
                                              std::span<const ExchangeConfig> configs) {
-  return make_sharing_exchanges(group, Device::cpu(), configs);
+  return make_sharing_exchanges(group, Device::cpu(), configs, {});
 }
 
 std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
-                                             std::span<const ExchangeConfig> configs) {
+                                             std::span<const ExchangeConfig> configs,
+                                             std::span<std::byte> window) {
   WHERRY_CHECK(!configs.empty(), ErrorCode::bad_argument,
                (Error::Where{Stage::startup, group.rank(), -1}), "configs is empty");
   std::vector<Exchange> exchanges;
   if (device.kind == Device::Kind::cuda) {
-    for (auto& made : make_device_exchanges(group, device, configs)) {
+    for (auto& made : make_device_exchanges(group, device, configs, window)) {
       exchanges.push_back(Exchange(std::move(made)));
     }
     return exchanges;
   }
+  check_no_memory(group, window);
   std::vector<layout::WindowParams> params;
   for (const ExchangeConfig& config : configs) {
     agree(group, device, config);

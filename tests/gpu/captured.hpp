@@ -68,6 +68,7 @@ class CapturedSteps {
         rows = gpu_.dispatch(plans_[i], x);
       }
       const TensorView y = gpu_.combine_input(plans_[i]);
+      results_ = y.data;
       GPU_OK(cudaMemcpyAsync(y.data, rows.rows.data, static_cast<std::size_t>(y.rows * y.pitch()),
                              cudaMemcpyDeviceToDevice, stream_));
       TensorView out;
@@ -94,6 +95,8 @@ class CapturedSteps {
   [[nodiscard]] std::vector<std::byte> sums(std::size_t i, std::size_t bytes) const {
     return download(sums_[i]->as<std::byte>(), bytes);
   }
+  // Where the results of the last step were, in the window.
+  [[nodiscard]] const void* results() const noexcept { return results_; }
   [[nodiscard]] Exchange& exchange() noexcept { return gpu_; }
   [[nodiscard]] const PlanData& plan(std::size_t i) const { return plans_[i].to_host(); }
   void destroy() { GPU_OK(cudaGraphExecDestroy(graph_)); }
@@ -105,6 +108,7 @@ class CapturedSteps {
   cudaStream_t stream_;
   std::vector<Plan> plans_;
   std::vector<std::unique_ptr<Buffer>> ids_, weights_, x_, sums_;
+  const void* results_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
 };
 

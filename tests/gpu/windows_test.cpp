@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "gpu/twin.hpp"
+#include "gpu/captured.hpp"
 #include "support/devices.hpp"
 
 namespace wherry::test {
@@ -43,6 +43,51 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Windows, testing::Values("", "virtual_memory", "
                            const std::string kind = each.param;
                            return kind.empty() ? std::string("best") : kind;
                          });
+
+// Memory of the caller, inside a larger allocation.
+TEST(WindowsInMemoryOfTheCaller, AreSharedAsTheyAre) {
+  const ExchangeConfig config = config_of(kBatch, Layout::grouped, Reduction::by_rank);
+  const auto body = [&](Group& group, int ordinal, cudaStream_t stream) {
+    ExchangeConfig mine = config;
+    mine.sum_at = SumAt::home;  // whatever lies between the GPUs
+    const std::uint64_t bytes = mine.window_bytes(group.size());
+    Buffer arena(3 * bytes);
+    const auto offset = static_cast<std::ptrdiff_t>(bytes / 256 * 256);
+    const std::span<std::byte> memory(arena.as<std::byte>() + offset, bytes);
+    Case test{.config = mine, .batch = kBatch};
+    {
+      CapturedSteps steps(group, Exchange(group, Device::cuda(ordinal), mine, memory), stream,
+                          test);
+      Exchange cpu(group, mine);
+      Plan plan = cpu.make_plan();
+      steps.load(0);
+      steps.issue();
+      steps.wait();
+      const auto expected = cpu_sums(cpu, plan, input_of(test, group.rank(), 0));
+      if (steps.sums(0, expected.size()) != expected) throw std::runtime_error("wrong sums");
+      const auto* at = static_cast<const std::byte*>(steps.results());
+      if (at < memory.data() || at >= memory.data() + memory.size()) {
+        throw std::runtime_error("the window is elsewhere");
+      }
+    }
+    for (const auto& [wrong, sentence] :
+         {std::pair{memory.first(bytes - 1), "bytes; the window takes"},
+          std::pair{std::span(arena.as<std::byte>() + 16, bytes), "not aligned to 256 bytes"}}) {
+      try {
+        const Exchange exchange(group, Device::cuda(ordinal), mine, wrong);
+        throw std::runtime_error("made of wrong memory");
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::bad_argument ||
+            error.message().find(sentence) == std::string::npos) {
+          throw;
+        }
+      }
+    }
+    group.barrier();
+  };
+  EXPECT_NO_THROW(on_processes(3, body));
+  EXPECT_NO_THROW(on_threads(3, body));
+}
 
 TEST(WindowsOfOneProcess, ArePointers) {
   on_threads(2, [&](Group& group, int ordinal, cudaStream_t /*stream*/) {

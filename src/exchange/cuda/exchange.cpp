@@ -62,8 +62,9 @@ std::string unsupported(const ExchangeConfig& config, const Placement& placement
 
 }  // namespace
 
-std::vector<std::unique_ptr<DeviceExchange>> make_exchanges(
-    const Group& group, Device device, std::span<const ExchangeConfig> configs) {
+std::vector<std::unique_ptr<DeviceExchange>> make_exchanges(const Group& group, Device device,
+                                                            std::span<const ExchangeConfig> configs,
+                                                            std::span<std::byte> window) {
   for (const ExchangeConfig& config : configs) agree(group, device, config);
   const std::vector<CudaPlace> places = find_places(group, device);
   std::vector<std::unique_ptr<CudaExchange>> exchanges;
@@ -76,7 +77,7 @@ std::vector<std::unique_ptr<DeviceExchange>> make_exchanges(
   const auto windows = std::make_shared<MappedWindows>();
   windows->fabric = std::make_unique<CudaPeerFabric>(
       group, places,
-      WindowRequest{shared.bytes, configs.front().populate, configs.front().deadline});
+      WindowRequest{shared.bytes, configs.front().populate, configs.front().deadline, window});
   windows->shared = configs.size() > 1;
   std::vector<std::unique_ptr<DeviceExchange>> made;
   for (std::size_t i = 0; i < exchanges.size(); ++i) {

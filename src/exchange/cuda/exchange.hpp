@@ -34,7 +34,8 @@ struct MappedWindows {
 // Collective. One exchange for each configuration, all of them at one window. See
 // make_sharing_exchanges().
 [[nodiscard]] std::vector<std::unique_ptr<DeviceExchange>> make_exchanges(
-    const Group& group, Device device, std::span<const ExchangeConfig> configs);
+    const Group& group, Device device, std::span<const ExchangeConfig> configs,
+    std::span<std::byte> window);
 
 class CudaExchange final : public DeviceExchange {
  public:

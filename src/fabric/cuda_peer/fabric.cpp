@@ -35,6 +35,27 @@ void agree_on_problem(const Group& group, ErrorCode code, const std::string& pro
   }
 }
 
+// What is wrong with the caller's memory for a window; empty: nothing.
+std::string problem_of(const WindowRequest& request, int ordinal) {
+  constexpr std::uintptr_t kAlignment = 256;
+  const std::span<std::byte> memory = request.memory;
+  if (memory.empty()) return {};
+  if (memory.size() < request.bytes) {
+    return fmt::format("the memory for the window has {} bytes; the window takes {}", memory.size(),
+                       request.bytes);
+  }
+  if (reinterpret_cast<std::uintptr_t>(memory.data()) % kAlignment != 0) {
+    return fmt::format("the memory for the window is not aligned to {} bytes", kAlignment);
+  }
+  cudaPointerAttributes attributes{};
+  cuda::check(cudaPointerGetAttributes(&attributes, memory.data()), {Stage::startup, -1, -1},
+              "cudaPointerGetAttributes");
+  if (attributes.type != cudaMemoryTypeDevice || attributes.device != ordinal) {
+    return fmt::format("the memory for the window is not memory of cuda:{}", ordinal);
+  }
+  return {};
+}
+
 std::uint64_t closed_word(int peer) {
   return static_cast<std::uint64_t>(peer) * layout::kSignalStride;
 }
@@ -82,7 +103,7 @@ CudaPeerFabric::CudaPeerFabric(const Group& group, const std::vector<CudaPlace>&
       host_(group.state().connect(
           group,
           {layout::round_up(places.size() * layout::kSignalStride, 4096), true, request.deadline})),
-      kind_(choose(group, places)),
+      kind_(choose(group, places, request)),
       windows_(places.size()) {
   try {
     make(group, places, request);
@@ -104,7 +125,8 @@ std::string_view CudaPeerFabric::name() const noexcept {
 }
 
 CudaPeerFabric::Windows CudaPeerFabric::choose(const Group& group,
-                                               const std::vector<CudaPlace>& places) const {
+                                               const std::vector<CudaPlace>& places,
+                                               const WindowRequest& request) const {
   const CudaPlace& here = places[static_cast<std::size_t>(rank_)];
   const char* const variable = std::getenv("WHERRY_CUDA_WINDOWS");
   const std::string asked = variable != nullptr ? variable : "";
@@ -113,9 +135,16 @@ CudaPeerFabric::Windows CudaPeerFabric::choose(const Group& group,
       group, ErrorCode::bad_argument,
       known ? std::string()
             : fmt::format("WHERRY_CUDA_WINDOWS is '{}'; it may be virtual_memory or ipc", asked));
+  agree_on_problem(group, ErrorCode::bad_argument, problem_of(request, here.ordinal));
+  const bool given = !request.memory.empty();
+  for (const auto& flag : group.allgather(std::as_bytes(std::span(&given, 1)))) {
+    WHERRY_CHECK(std::to_integer<int>(flag.front()) == static_cast<int>(given),
+                 ErrorCode::config_mismatch, at_startup(group),
+                 "some ranks give memory for their window and others do not");
+  }
   std::string problem = cuda::VirtualMemory::problem(here.ordinal);
   if (asked == "virtual_memory") agree_on_problem(group, ErrorCode::unsupported, problem);
-  if (asked == "ipc") problem = "not asked for";
+  if (asked == "ipc" || given) problem = "not asked for";
   bool alone = true;
   bool all_can = true;
   const auto problems = group.allgather(std::as_bytes(std::span(problem)));
@@ -139,7 +168,7 @@ void CudaPeerFabric::make(const Group& group, const std::vector<CudaPlace>& plac
   // What a rank tells the others of its window.
   struct Address {
     const std::shared_ptr<cuda::WindowMemory>* memory;  // for ranks of its process
-    cudaIpcMemHandle_t handle;
+    cuda::AllocatedMemory::Handle handle;
   };
   Address address{&windows_[mine], {}};
   std::string problem;
@@ -147,7 +176,10 @@ void CudaPeerFabric::make(const Group& group, const std::vector<CudaPlace>& plac
     if (kind_ == Windows::virtual_memory) {
       windows_[mine] = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes);
     } else {
-      const auto memory = std::make_shared<cuda::AllocatedMemory>(here.ordinal, request.bytes);
+      const auto memory =
+          request.memory.empty()
+              ? std::make_shared<cuda::AllocatedMemory>(here.ordinal, request.bytes)
+              : std::make_shared<cuda::AllocatedMemory>(here.ordinal, request.memory);
       windows_[mine] = memory;
       if (kind_ == Windows::ipc) address.handle = memory->handle(at_startup(group));
     }

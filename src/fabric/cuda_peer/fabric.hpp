@@ -1,7 +1,7 @@
 // Windows in the memory of GPUs that can address each other's. A peer's window is a pointer where it is
 // in this process; between processes of this host it is CUDA virtual memory, shared through a file
 // descriptor, or where a GPU has none, memory opened through CUDA IPC. WHERRY_CUDA_WINDOWS=virtual_memory
-// or ipc says which. Kernels write rows and signals into windows themselves, so this fabric carries no
+// or ipc says which. Memory that the caller gives for its window is shared through CUDA IPC. Kernels write rows and signals into windows themselves, so this fabric carries no
 // signals.
 //
 // Memory lives until all have let go of it: ranks of one process share its ownership, virtual memory is
@@ -34,7 +34,7 @@ struct CudaPlace {
 
 class CudaPeerFabric {
  public:
-  // Collective. Throws unsupported where two GPUs cannot address each other or lack the kind of window
+  // Collective. request.memory must outlive it. Throws unsupported where two GPUs cannot address each other or lack the kind of window
   // that was asked for, config_mismatch, out_of_memory (on all ranks), timeout, peer_failed, system.
   CudaPeerFabric(const Group& group, const std::vector<CudaPlace>& places,
                  const WindowRequest& request);
@@ -55,7 +55,8 @@ class CudaPeerFabric {
   enum class Windows : std::uint8_t { pointers, virtual_memory, ipc };
 
   // Collective, each: the kind of window that all ranks can have; the windows, of that kind.
-  [[nodiscard]] Windows choose(const Group& group, const std::vector<CudaPlace>& places) const;
+  [[nodiscard]] Windows choose(const Group& group, const std::vector<CudaPlace>& places,
+                               const WindowRequest& request) const;
   void make(const Group& group, const std::vector<CudaPlace>& places, const WindowRequest& request);
   void close() noexcept;
 

@@ -15,46 +15,7 @@ constexpr Error::Where kWhere{Stage::startup, -1, -1};
 
 }  // namespace
 
-// --- Of cudaMalloc ----------------------------------------------------------------------------------
-
-AllocatedMemory::AllocatedMemory(int ordinal, std::uint64_t bytes)
-    : memory_(ordinal, layout::round_up(bytes, kPage)) {
-  address_ = memory_.get();
-}
-
-void AllocatedMemory::allow(int ordinal, Error::Where where) {
-  if (ordinal == memory_.ordinal()) return;
-  const DeviceGuard guard(ordinal);
-  int reaches = 0;
-  cuda::check(cudaDeviceCanAccessPeer(&reaches, ordinal, memory_.ordinal()), where,
-              "cudaDeviceCanAccessPeer");
-  WHERRY_CHECK(reaches != 0, ErrorCode::unsupported, where,
-               "GPU {} cannot address the memory of GPU {}", ordinal, memory_.ordinal());
-  const cudaError_t enabled = cudaDeviceEnablePeerAccess(memory_.ordinal(), 0);
-  if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
-    static_cast<void>(cudaGetLastError());
-  } else {
-    cuda::check(enabled, where, "cudaDeviceEnablePeerAccess");
-  }
-}
-
-cudaIpcMemHandle_t AllocatedMemory::handle(Error::Where where) const {
-  const DeviceGuard guard(memory_.ordinal());
-  cudaIpcMemHandle_t handle{};
-  cuda::check(cudaIpcGetMemHandle(&handle, address_), where, "cudaIpcGetMemHandle");
-  return handle;
-}
-
-OpenedMemory::OpenedMemory(const cudaIpcMemHandle_t& handle, Error::Where where) {
-  void* opened = nullptr;
-  cuda::check(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess), where,
-              "cudaIpcOpenMemHandle");
-  address_ = static_cast<std::byte*>(opened);
-}
-OpenedMemory::~OpenedMemory() { static_cast<void>(cudaIpcCloseMemHandle(address_)); }
-void OpenedMemory::allow(int /*ordinal*/, Error::Where /*where*/) {}
-
-// --- Virtual ----------------------------------------------------------------------------------------
+// --- The driver -------------------------------------------------------------------------------------
 
 namespace {
 
@@ -69,6 +30,7 @@ struct Driver {
   PFN_cuMemSetAccess_v10020 set_access = nullptr;
   PFN_cuMemExportToShareableHandle_v10020 share = nullptr;
   PFN_cuMemImportFromShareableHandle_v10020 import = nullptr;
+  PFN_cuMemGetAddressRange_v3020 range = nullptr;
   PFN_cuDeviceGetAttribute_v2000 attribute = nullptr;
   PFN_cuGetErrorString_v6000 error_string = nullptr;
   std::string missing;  // empty: all are there
@@ -99,6 +61,7 @@ const Driver& driver() {
     find(d, "cuMemSetAccess", 10020, d.set_access);
     find(d, "cuMemExportToShareableHandle", 10020, d.share);
     find(d, "cuMemImportFromShareableHandle", 10020, d.import);
+    find(d, "cuMemGetAddressRange", 3020, d.range);
     find(d, "cuDeviceGetAttribute", 2000, d.attribute);
     find(d, "cuGetErrorString", 6000, d.error_string);
     return d;
@@ -113,6 +76,65 @@ void check(CUresult result, const char* what) {
   throw Error(result == CUDA_ERROR_OUT_OF_MEMORY ? ErrorCode::out_of_memory : ErrorCode::system,
               kWhere, fmt::format("{}: {}", what, text));
 }
+
+}  // namespace
+
+// --- Of cudaMalloc ----------------------------------------------------------------------------------
+
+AllocatedMemory::AllocatedMemory(int ordinal, std::uint64_t bytes)
+    : ordinal_(ordinal),
+      memory_(ordinal, layout::round_up(bytes, kPage)) {
+  address_ = memory_.get();
+}
+
+AllocatedMemory::AllocatedMemory(int ordinal, std::span<std::byte> given) : ordinal_(ordinal) {
+  const DeviceGuard guard(ordinal);
+  cuda::check(cudaMemset(given.data(), 0, given.size()), kWhere, "cudaMemset");
+  cuda::check(cudaStreamSynchronize(nullptr), kWhere, "cudaMemset");
+  address_ = given.data();
+}
+
+void AllocatedMemory::allow(int ordinal, Error::Where where) {
+  if (ordinal == ordinal_) return;
+  const DeviceGuard guard(ordinal);
+  int reaches = 0;
+  cuda::check(cudaDeviceCanAccessPeer(&reaches, ordinal, ordinal_), where,
+              "cudaDeviceCanAccessPeer");
+  WHERRY_CHECK(reaches != 0, ErrorCode::unsupported, where,
+               "GPU {} cannot address the memory of GPU {}", ordinal, ordinal_);
+  const cudaError_t enabled = cudaDeviceEnablePeerAccess(ordinal_, 0);
+  if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
+    static_cast<void>(cudaGetLastError());
+  } else {
+    cuda::check(enabled, where, "cudaDeviceEnablePeerAccess");
+  }
+}
+
+AllocatedMemory::Handle AllocatedMemory::handle(Error::Where where) const {
+  const DeviceGuard guard(ordinal_);
+  WHERRY_CHECK(driver().missing.empty(), ErrorCode::unsupported, where, "{}", driver().missing);
+  CUdeviceptr allocation = 0;
+  std::size_t bytes = 0;
+  const auto address = reinterpret_cast<CUdeviceptr>(address_);
+  check(driver().range(&allocation, &bytes, address), "cuMemGetAddressRange");
+  Handle handle{{}, address - allocation};
+  cuda::check(cudaIpcGetMemHandle(&handle.allocation, address_), where, "cudaIpcGetMemHandle");
+  return handle;
+}
+
+OpenedMemory::OpenedMemory(const AllocatedMemory::Handle& handle, Error::Where where)
+    : offset_(handle.offset) {
+  void* opened = nullptr;
+  cuda::check(cudaIpcOpenMemHandle(&opened, handle.allocation, cudaIpcMemLazyEnablePeerAccess),
+              where, "cudaIpcOpenMemHandle");
+  address_ = static_cast<std::byte*>(opened) + offset_;
+}
+OpenedMemory::~OpenedMemory() { static_cast<void>(cudaIpcCloseMemHandle(address_ - offset_)); }
+void OpenedMemory::allow(int /*ordinal*/, Error::Where /*where*/) {}
+
+// --- Virtual ----------------------------------------------------------------------------------------
+
+namespace {
 
 CUmemAllocationProp properties_on(int ordinal) {
   CUmemAllocationProp properties{};

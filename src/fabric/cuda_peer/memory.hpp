@@ -5,7 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <span>
 #include <string>
 
 #include "support/cuda.hpp"
@@ -34,17 +34,29 @@ class WindowMemory {
 class AllocatedMemory final : public WindowMemory {
  public:
   AllocatedMemory(int ordinal, std::uint64_t bytes);
+  // The caller's memory, which must outlive this.
+  AllocatedMemory(int ordinal, std::span<std::byte> given);
   void allow(int ordinal, Error::Where where) override;
-  [[nodiscard]] cudaIpcMemHandle_t handle(Error::Where where) const;
+
+  // What another process opens: an allocation, and how far inside it the window lies.
+  struct Handle {
+    cudaIpcMemHandle_t allocation;
+    std::uint64_t offset;
+  };
+  [[nodiscard]] Handle handle(Error::Where where) const;
 
  private:
-  DeviceMemory memory_;
+  int ordinal_;
+  DeviceMemory memory_;  // empty: the caller's
 };
 class OpenedMemory final : public WindowMemory {
  public:
-  OpenedMemory(const cudaIpcMemHandle_t& handle, Error::Where where);
+  OpenedMemory(const AllocatedMemory::Handle& handle, Error::Where where);
   ~OpenedMemory() override;
   void allow(int ordinal, Error::Where where) override;
+
+ private:
+  std::uint64_t offset_;
 };
 
 // CUDA virtual memory: physical memory apart from the addresses that it is mapped to, so it can be shared
