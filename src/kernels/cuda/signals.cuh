@@ -83,6 +83,17 @@ struct StageInfo {
   std::uint32_t epoch;
 };
 
+// Whoever learns of a fault tells the host and all peers before it leaves. A rank that was told and ended,
+// while others were not told yet, would be blamed by those that wait for it.
+__device__ __noinline__ inline void pass_fault_on(const RankContext& context,
+                                                  std::uint64_t fault) {
+  store_for_host(context.fault_record, fault);
+  for (int peer = 0; peer < context.ranks; ++peer) {
+    if (peer == context.rank) continue;
+    replace_zero_system(&window_at<layout::WindowHeader>(context, peer, 0)->fault, fault);
+  }
+}
+
 // The first cause wins here and at every peer; the host reads it in pinned memory.
 // Not inlined: code that hardly ever runs would only stand in the way of the code that does.
 __device__ __noinline__ inline void report_fault(const RankContext& context, StageInfo info,
@@ -95,12 +106,7 @@ __device__ __noinline__ inline void report_fault(const RankContext& context, Sta
        .reporter = static_cast<std::uint32_t>(context.rank),
        .step = static_cast<std::uint32_t>((info.epoch - 1) * generations + info.generation + 1)});
   const std::uint64_t before = replace_zero_system(own_fault_word(context), fault);
-  store_for_host(context.fault_record, before == 0 ? fault : before);
-  if (before != 0) return;
-  for (int peer = 0; peer < context.ranks; ++peer) {
-    if (peer == context.rank) continue;
-    replace_zero_system(&window_at<layout::WindowHeader>(context, peer, 0)->fault, fault);
-  }
+  pass_fault_on(context, before == 0 ? fault : before);
 }
 
 // --- Beginning and end of a stage --------------------------------------------------------------
@@ -119,7 +125,7 @@ __device__ inline StageBegin begin_stage(const RankContext& context,
   if (threadIdx.x == 0) {
     const std::uint32_t before = previous;
     const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
-    if (fault != 0) store_for_host(context.fault_record, fault);
+    if (fault != 0) pass_fault_on(context, fault);
     failed = fault != 0;
     epoch = before + 1;
   }
@@ -170,7 +176,7 @@ __device__ __noinline__ inline bool may_wait_on(const RankContext& context, Stag
                                                 int peer, std::uint64_t& started) {
   const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
   if (fault != 0) {
-    store_for_host(context.fault_record, fault);
+    pass_fault_on(context, fault);
     return false;
   }
   const std::uint64_t now = global_nanoseconds();

@@ -13,12 +13,7 @@ __device__ void tell_fault(const RankContext& context, const layout::Fault& faul
   if (threadIdx.x != 0) return;
   const std::uint64_t mine = layout::pack_fault(fault);
   const std::uint64_t before = replace_zero_system(own_fault_word(context), mine);
-  store_for_host(context.fault_record, before == 0 ? mine : before);
-  if (before != 0) return;
-  for (int peer = 0; peer < context.ranks; ++peer) {
-    if (peer == context.rank) continue;
-    replace_zero_system(&window_at<layout::WindowHeader>(context, peer, 0)->fault, mine);
-  }
+  pass_fault_on(context, before == 0 ? mine : before);
 }
 
 __global__ void __launch_bounds__(kThreads)
