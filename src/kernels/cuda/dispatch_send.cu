@@ -8,6 +8,7 @@
 // SMs is bytes in flight, so all of shared memory is used, and a piece's memory is loaded again
 // as soon as its stores have read it, not when they have been written.
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/dispatch_stage.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/quantise.cuh"
@@ -20,32 +21,6 @@ namespace {
 constexpr int kMaxBulkWarps = 8;
 constexpr std::uint32_t kBulkSharedBytes = 224 * 1024;  // of 227 KiB a block may have
 constexpr int kCopyThreads = 1024;
-
-__device__ StageInfo dispatch_info(const DispatchSendArgs& args, std::uint32_t epoch) {
-  return {Stage::dispatch_recv, layout::Channel::dispatch, args.send.generation, epoch};
-}
-
-__device__ StageBegin begin_dispatch_send(const DispatchSendArgs& args) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  return begin_stage(args.context, args.context.state->sent[kChannel][args.send.generation]);
-}
-
-// All threads of all blocks, after each thread's own stores have been written.
-__device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t epoch) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  const RankContext& context = args.context;
-  if (!is_last_block(*context.state, Arrival::dispatch_sent, gridDim.x)) return;
-  if (warp_index() == 0)
-    signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch, [&](int peer) {
-      return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]);
-    });
-  if (threadIdx.x == 0) context.state->sent[kChannel][args.send.generation] = epoch;
-  if (!args.send.receive) return;
-  const bool received = wait_for_peers(context, dispatch_info(args, epoch), [&](int peer) {
-    return std::int64_t{args.plan.token_rows_from[peer]};
-  });
-  if (received && threadIdx.x == 0) context.state->received[kChannel][args.send.generation] = epoch;
-}
 
 // --- Bulk copies ------------------------------------------------------------------------------
 
