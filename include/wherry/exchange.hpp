@@ -213,7 +213,7 @@ class Exchange {
   // config_mismatch, out_of_memory, timeout, peer_failed.
   Exchange(const Group& group, const ExchangeConfig& config);
   // The same on a device, which is of one kind on all ranks. On CUDA also throws unsupported (on every
-  // rank) for what the GPU kernels cannot do yet; the message says what.
+  // rank) for what the GPU kernels cannot do yet (docs/usage.md lists it); the message says what.
   Exchange(const Group& group, Device device, const ExchangeConfig& config);
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
