@@ -14,12 +14,14 @@
 
 namespace wherry::kernels::cuda {
 
-// ValueType: of sums, fp32, or fp64 for f64 rows.
-template <typename ValueType, bool kIsQuantised>
+// ValueType: of sums, fp32, or fp64 for f64 rows. kOfLane: vectors of 16 bytes that a lane's elements take in
+// the rows' dtype; 2 where these are known to be no wider than that.
+template <typename ValueType, bool kIsQuantised, int kOfLane = 4>
 struct Codec {
   using Value = ValueType;
   static constexpr bool kQuantised = kIsQuantised;
   static constexpr int kElements = kIsQuantised ? 16 : 8;
+  static constexpr int kVectors = kOfLane;
   static constexpr int kUnits = kIsQuantised ? 1 : 4;  // of 16 bytes that a lane writes, at most
   static constexpr std::uint32_t kPieceElements = kWarpLanes * kElements;
   struct Values {
@@ -44,9 +46,9 @@ __device__ void with_element_of(DType dtype, Fn fn) {
     case DType::raw: return;
   }
 }
-// Quantised rows are never f64, whose 16 elements would take more registers than they have.
+// Quantised rows, for one, are never f64.
 template <typename C, typename Element>
-inline constexpr bool kTakes = !(C::kQuantised && Element::kBytes == 8);
+inline constexpr bool kTakes = C::kElements * Element::kBytes <= 16 * C::kVectors;
 
 __device__ inline std::uint32_t bytes_of(DType dtype) {
   switch (dtype) {
@@ -59,14 +61,15 @@ __device__ inline std::uint32_t bytes_of(DType dtype) {
   return 1;
 }
 
-// A lane's elements as they are stored: at most 64 bytes.
+// A lane's elements as they are stored.
+template <typename C>
 struct Packed {
-  uint4 vector[4];
+  uint4 vector[C::kVectors];
 };
 template <typename C>
-__device__ Packed load_packed(DType dtype, const std::byte* row, std::uint32_t element,
-                              std::uint32_t row_bytes) {
-  Packed packed{};
+__device__ Packed<C> load_packed(DType dtype, const std::byte* row, std::uint32_t element,
+                                 std::uint32_t row_bytes) {
+  Packed<C> packed{};
   with_element_of(dtype, [&]<typename Element>() {
     if constexpr (kTakes<C, Element>) {
       constexpr int kVectors = C::kElements / Element::kOfVector;
@@ -80,7 +83,7 @@ __device__ Packed load_packed(DType dtype, const std::byte* row, std::uint32_t e
   return packed;
 }
 template <typename C>
-__device__ void widen_packed(DType dtype, const Packed& packed, typename C::Values& values) {
+__device__ void widen_packed(DType dtype, const Packed<C>& packed, typename C::Values& values) {
   with_element_of(dtype, [&]<typename Element>() {
     if constexpr (kTakes<C, Element>) {
       constexpr int kOfVector = Element::kOfVector;

@@ -54,7 +54,7 @@ __device__ void sum_terms(const CombineRecvArgs& args, const WireFormat& format,
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     typename C::Values values;
-    decode<C>(format, terms[i].row, {terms[i].scales, 1, 0}, element, values);
+    decode<C>(format, terms[i].row, scales_of_row(format, terms[i].scales, 1, 0), element, values);
     add_weighted<C>(sum, terms[i].weight, values);
     if (!ranked || !terms[i].last_of_rank) continue;
     // Only f64 rows come here, whose sums are of their own type: there is nothing to round.
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_combine_recv_converted(const RankTable<CombineRecvArgs>& table, int ranks,
                                           const ConversionShape& shape, const WireFormat& format,
                                           cudaStream_t stream) {
-  return with_codec(table.rank[0].dtype, format, [&]<typename C>() {
+  return with_codec(format, [&]<typename C>() {
     const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
     combine_recv_converted<C>
         <<<grid, kThreads, 0, stream>>>(table, format, static_cast<std::uint32_t>(shape.parts));

@@ -17,6 +17,7 @@ constexpr int kWarps = kThreads / kWarpLanes;
 template <typename C>
 struct PartialSource {
   using Loaded = typename C::Values;
+  static constexpr int kAhead = 1;
   const HomeTerm* terms;
   int count;
   DType dtype;
@@ -59,10 +60,12 @@ __device__ void send_partials(const CombineSendArgs& args, const WireFormat& for
                   {row, nullptr, entry.weight, false});
     const PartialSource<C> source{terms[warp], __popc(lanes), args.dtype,
                                   static_cast<std::uint32_t>(layout.result_bytes)};
-    encode_row<C>(
-        format, source,
-        own_window_at<std::byte>(context, layout.partial(args.generation, token_row)),
-        {own_window_at<std::byte>(context, layout.home_scale(args.generation, token_row)), 1, 0});
+    encode_row<C>(format, source,
+                  own_window_at<std::byte>(context, layout.partial(args.generation, token_row)),
+                  scales_of_row(format,
+                                own_window_at<std::byte>(
+                                    context, layout.home_scale(args.generation, token_row)),
+                                1, 0));
   }
 }
 
@@ -91,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_combine_send_converted(const RankTable<CombineSendArgs>& table, int ranks,
                                           int blocks, const WireFormat& format,
                                           cudaStream_t stream) {
-  return with_codec(table.rank[0].dtype, format, [&]<typename C>() {
+  return with_codec(format, [&]<typename C>() {
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
     combine_send_converted<C><<<grid, kThreads, 0, stream>>>(table, format);
     return cudaGetLastError();

@@ -32,34 +32,30 @@ __global__ void __launch_bounds__(kThreads)
     convert_rows(const __grid_constant__ ConvertRowsArgs args) {
   const WireFormat& format = args.format;
   const auto hidden = static_cast<std::uint32_t>(format.hidden);
-  for_filled_rows(args.plan, {args.rows, args.local_slots, args.padding},
-                  blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index()),
-                  gridDim.x * kWarps, [&](std::uint32_t row) {
-                    const std::byte* from = args.from + row * args.from_pitch;
-                    std::byte* to = args.to + row * args.to_pitch;
-                    const ScalesOfRow scales{args.scales, args.scale_rows, row};
-                    if (args.back) {
-                      decode_row<C>(format, from, scales, to);
-                    } else {
-                      const RowSource<C> source{from, format.dtype,
-                                                hidden * bytes_of(format.dtype)};
-                      encode_row<C>(format, source, to, scales);
-                    }
-                  });
+  for_filled_rows(
+      args.plan, {args.rows, args.local_slots, args.padding},
+      blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index()), gridDim.x * kWarps,
+      [&](std::uint32_t row) {
+        const std::byte* from = args.from + row * args.from_pitch;
+        std::byte* to = args.to + row * args.to_pitch;
+        const ScalesOfRow scales = scales_of_row(format, args.scales, args.scale_rows, row);
+        if (args.back) {
+          decode_row<C>(format, from, scales, to);
+        } else {
+          const RowSource<C> source{from, format.dtype, hidden * bytes_of(format.dtype)};
+          encode_row<C>(format, source, to, scales);
+        }
+      });
 }
 
 }  // namespace
 
 cudaError_t launch_convert_rows(const ConvertRowsArgs& args, int blocks, cudaStream_t stream) {
   const auto grid = static_cast<unsigned>(blocks);
-  if (args.format.scale_type != ScaleType::none) {
-    convert_rows<Codec<float, true>><<<grid, kThreads, 0, stream>>>(args);
-  } else if (args.format.dtype == DType::f64) {
-    convert_rows<Codec<double, false>><<<grid, kThreads, 0, stream>>>(args);
-  } else {
-    convert_rows<Codec<float, false>><<<grid, kThreads, 0, stream>>>(args);
-  }
-  return cudaGetLastError();
+  return with_codec(args.format, [&]<typename C>() {
+    convert_rows<C><<<grid, kThreads, 0, stream>>>(args);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace wherry::kernels::cuda

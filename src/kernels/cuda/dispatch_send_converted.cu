@@ -21,29 +21,37 @@ constexpr int kWarps = kThreads / kWarpLanes;
 // Where this token's rows go: `lanes` of the warp know a place each.
 struct Places {
   Destinations destinations;
-  std::byte* plane;  // of this lane's destination
-  std::int64_t rows;
+  ScalesOfRow scales;  // of this lane's
 
   // body(row in a window, its scales) for each place, by all lanes.
   template <typename Body>
   __device__ void for_each(Body body) const {
     for_each_lane(destinations.lanes, [&](int source) {
-      auto* to = reinterpret_cast<std::byte*>(
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
-      auto* scales = reinterpret_cast<std::byte*>(
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(plane), source));
-      const std::int32_t row = __shfl_sync(kAllLanes, destinations.row, source);
-      body(to, ScalesOfRow{scales, rows, row});
+      body(pointer_of(destinations.to, source), pointer_of(scales.blocks, source));
     });
   }
+  // The scale of each row (nvfp4, int8_token), by the lane that knows it.
+  __device__ void store_whole(float scale) const {
+    if (((destinations.lanes >> lane_index()) & 1U) != 0) {
+      *reinterpret_cast<float*>(scales.whole) = scale;
+    }
+  }
+
+ private:
+  static __device__ std::byte* pointer_of(std::byte* pointer, int source) {
+    return reinterpret_cast<std::byte*>(
+        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(pointer), source));
+  }
 };
-__device__ Places places_of(const DispatchSendArgs& args, const Choice& choice, int lane) {
+__device__ Places places_of(const DispatchSendArgs& args, const WireFormat& format,
+                            const Choice& choice, int lane) {
   const RankContext& context = args.context;
-  Places places{destinations_of(context, args.send, choice, lane), nullptr,
-                static_cast<std::int64_t>(context.layout.row_capacity)};
-  if (((places.destinations.lanes >> lane) & 1U) != 0) {
-    places.plane = window_at<std::byte>(context, choice.dest,
-                                        context.layout.scale_plane(args.send.generation));
+  const auto rows = static_cast<std::int64_t>(context.layout.row_capacity);
+  Places places{destinations_of(context, args.send, choice, lane), {nullptr, nullptr, rows}};
+  if (format.scale_type != ScaleType::none && ((places.destinations.lanes >> lane) & 1U) != 0) {
+    auto* plane = window_at<std::byte>(context, choice.dest,
+                                       context.layout.scale_plane(args.send.generation));
+    places.scales = scales_of_row(format, plane, rows, places.destinations.row);
   }
   return places;
 }
@@ -68,16 +76,18 @@ __device__ void convert_part(const DispatchSendArgs& args, const WireFormat& for
   const Part pieces = part_of(num_pieces<C>(format), part, parts);
   encode_pieces<C>(format, source, of_row, pieces.begin, pieces.end,
                    [&](std::uint32_t element, const Encoded<C>& encoded) {
-                     places.for_each([&](std::byte* to, const ScalesOfRow& scales) {
+                     BlockScaleOf scale{};
+                     if constexpr (C::kQuantised) {
+                       scale = block_scale_of(format, places.scales.rows, element, encoded.scale);
+                     }
+                     places.for_each([&](std::byte* to, std::byte* scales) {
                        if (element >= hidden) return;
                        store_encoded<C>(format, to, element, encoded);
-                       if (C::kQuantised) store_block_scale(format, scales, element, encoded.scale);
+                       if (C::kQuantised)
+                         store_block_scale(format, scales, places.scales.rows, scale);
                      });
                    });
-  if (!C::kQuantised || part != 0 || !has_row_scale(format.wire)) return;
-  places.for_each([&](std::byte*, const ScalesOfRow& scales) {
-    if (lane_index() == 0) store_row_scale(format, scales, of_row);
-  });
+  if (C::kQuantised && part == 0 && has_row_scale(format.wire)) places.store_whole(of_row);
 }
 
 // 16 bytes of a row of which `left` bytes are left.
@@ -97,24 +107,22 @@ __device__ void pass_scales(const DispatchSendArgs& args, const WireFormat& form
                             const Places& places, std::uint32_t token) {
   const std::int64_t tokens = args.plan.tokens;
   const bool words = format.scale_type == ScaleType::f32;
-  for (std::int64_t first = 0; first < num_scale_places(format); first += kWarpLanes) {
+  const std::int64_t count = num_scale_places(format);
+  for (std::int64_t first = 0; first < count; first += kWarpLanes) {
     const std::int64_t block = first + lane_index();
-    const bool here = block < num_scale_places(format);
     std::uint32_t scale = 0;
-    if (here) {
+    if (block < count) {
       const std::byte* from = args.send.x_scales + scale_place(format, tokens, token, block);
       scale =
           words ? *reinterpret_cast<const std::uint32_t*>(from) : static_cast<std::uint32_t>(*from);
     }
-    places.for_each([&](std::byte*, const ScalesOfRow& scales) {
-      if (here) store_scale(format, scales, block, scale);
+    const std::int64_t distance = scale_distance(format, places.scales.rows, block);
+    places.for_each([&](std::byte*, std::byte* scales) {
+      if (block < count) store_scale(format, scales + distance, scale);
     });
   }
   if (format.wire != Wire::nvfp4) return;
-  const float of_row = float_at(args.send.x_scales + row_scale_place(format, tokens, token));
-  places.for_each([&](std::byte*, const ScalesOfRow& scales) {
-    if (lane_index() == 0) store_row_scale(format, scales, of_row);
-  });
+  places.store_whole(float_at(args.send.x_scales + row_scale_place(format, tokens, token)));
 }
 __device__ void pass_part(const DispatchSendArgs& args, const WireFormat& format,
                           const Places& places, std::uint32_t token, std::uint32_t part,
@@ -126,7 +134,7 @@ __device__ void pass_part(const DispatchSendArgs& args, const WireFormat& format
     const std::uint32_t at = first + static_cast<std::uint32_t>(lane_index());
     uint4 unit{};
     if (at < units.end) unit = load_bytes(from + at * 16, bytes - at * 16);
-    places.for_each([&](std::byte* to, const ScalesOfRow&) {
+    places.for_each([&](std::byte* to, std::byte*) {
       if (at < units.end) reinterpret_cast<uint4*>(to)[at] = unit;
     });
   }
@@ -149,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t token = item / parts;
     const std::uint32_t part = item % parts;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
-    const Places places = places_of(args, choice, lane);
+    const Places places = places_of(args, format, choice, lane);
     if (args.send.converted) {
       pass_part(args, format, places, token, part, parts);
     } else if (places.destinations.lanes != 0) {
@@ -189,13 +197,8 @@ ConversionShape choose_conversion_shape(const ConversionJob& job) {
 cudaError_t launch_dispatch_send_converted(const RankTable<DispatchSendArgs>& table, int ranks,
                                            const ConversionShape& shape, const WireFormat& format,
                                            cudaStream_t stream) {
-  if (format.scale_type != ScaleType::none) {
-    return launch<Codec<float, true>>(table, ranks, shape, format, stream);
-  }
-  if (format.dtype == DType::f64) {
-    return launch<Codec<double, false>>(table, ranks, shape, format, stream);
-  }
-  return launch<Codec<float, false>>(table, ranks, shape, format, stream);
+  return with_codec(format,
+                    [&]<typename C>() { return launch<C>(table, ranks, shape, format, stream); });
 }
 
 }  // namespace wherry::kernels::cuda

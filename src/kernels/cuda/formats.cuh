@@ -8,11 +8,23 @@
 #include <cstdint>
 
 #include "kernels/cuda/any_element.cuh"
+#include "kernels/exact_quotient.hpp"
 #include "kernels/numerics_low.hpp"
 #include "kernels/scale_places.hpp"
 #include "kernels/wires.hpp"
 
 namespace wherry::kernels::cuda {
+
+// Host: calls fn.template operator()<Codec>() for rows of format.dtype in the format.
+template <typename Fn>
+cudaError_t with_codec(const WireFormat& format, Fn fn) {
+  if (format.scale_type != ScaleType::none) {
+    return format.dtype == DType::f32 ? fn.template operator()<Codec<float, true>>()
+                                      : fn.template operator()<Codec<float, true, 2>>();
+  }
+  if (format.dtype == DType::f64) return fn.template operator()<Codec<double, false>>();
+  return fn.template operator()<Codec<float, false>>();
+}
 
 // What a lane writes of a row, and the scale of its block: fp32 bits, or a byte.
 template <typename C>
@@ -23,11 +35,12 @@ struct Encoded {
 
 // --- To a format ----------------------------------------------------------------------------------
 
-// A row of the caller's, as what is encoded. `Loaded` is what is on its way while the elements before it
-// are encoded.
+// A row of the caller's, as what is encoded. `Loaded` is what is on its way, kAhead pieces of it, while the
+// elements before are encoded.
 template <typename C>
 struct RowSource {
-  using Loaded = Packed;
+  using Loaded = Packed<C>;
+  static constexpr int kAhead = C::kVectors == 2 ? 2 : 1;
   const std::byte* row;
   DType dtype;
   std::uint32_t row_bytes;
@@ -77,6 +90,27 @@ __device__ std::uint32_t floats_to_low(float low, float high) {
 #endif
 }
 
+// fn(divide), where divide(x) is x / divisor.
+template <typename Fn>
+__device__ void with_quotients(float divisor, Fn fn) {
+  const Divisor by = divisor_of(divisor);
+  if (by.bounded) {
+    fn([&](float x) { return quotient_by(by, x); });
+  } else {
+    fn([&](float x) { return x / divisor; });
+  }
+}
+
+// Codes of eight bits: those of elements 2i and 2i + 1 are code_pair(i).
+template <typename CodePair>
+__device__ void put_pairs(std::uint32_t (&words)[4], CodePair code_pair) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const std::uint32_t pair = code_pair(i);
+    words[i / 2] = i % 2 == 0 ? pair : words[i / 2] | (pair << 16);
+  }
+}
+
 template <typename Format, ScaleRule kRule>
 __device__ void encode_blocks(const WireFormat& format, const float (&values)[16],
                               std::uint32_t (&words)[4], std::uint32_t& scale) {
@@ -90,41 +124,54 @@ __device__ void encode_blocks(const WireFormat& format, const float (&values)[16
   }
   const BlockScale block = block_scale<Format, kRule>(amax);
   scale = format.scale_type == ScaleType::f32 ? float_bits(block.scale) : block.exponent;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    words[i / 2] |= floats_to_low<Format>(scaled_in_block<kRule>(values[2 * i], block),
-                                          scaled_in_block<kRule>(values[2 * i + 1], block))
-                    << (i % 2 * 16);
+  const auto encode_with = [&](auto scaled) {
+    put_pairs(words, [&](int i) {
+      return floats_to_low<Format>(scaled(values[2 * i]), scaled(values[2 * i + 1]));
+    });
+  };
+  if constexpr (kRule == ScaleRule::exact) {
+    with_quotients(block.scale, encode_with);
+  } else {
+    encode_with([&](float x) { return scaled_in_block<kRule>(x, block); });
   }
 }
 
-__device__ inline Encoded<Codec<float, true>> quantised(const WireFormat& format,
-                                                        const float (&values)[16],
-                                                        float row_scale) {
-  std::uint32_t words[4] = {};
-  std::uint32_t scale = 0;
-  if (format.wire == Wire::int8_token) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const auto code = static_cast<std::uint8_t>(int8_encode(values[i], row_scale));
-      words[i / 4] |= std::uint32_t{code} << (i % 4 * 8);
-    }
-  } else if (format.wire == Wire::nvfp4) {
-    std::uint32_t amax = 0;
-#pragma unroll
-    for (const float value : values) amax = max(amax, magnitude_bits(value));
-    scale = nvfp4_block_scale(amax, row_scale);
-    const float both = row_scale * low_to_float<E4M3>(scale);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      words[i / 8] |= std::uint32_t{nvfp4_encode(values[i], both)} << (i % 8 * 4);
-    }
-  } else {
-    with_block_wire(format.wire, [&]<typename Format, ScaleRule kRule>() {
-      encode_blocks<Format, kRule>(format, values, words, scale);
+__device__ inline void encode_int8(const float (&values)[16], float scale,
+                                   std::uint32_t (&words)[4]) {
+  if (scale != scale) return;  // a NaN takes the row
+  with_quotients(scale, [&](auto divide) {
+    put_pairs(words, [&](int i) {
+      const auto low = static_cast<std::uint8_t>(float_to_int8(divide(values[2 * i])));
+      const auto high = static_cast<std::uint8_t>(float_to_int8(divide(values[2 * i + 1])));
+      return low | (std::uint32_t{high} << 8);
     });
+  });
+}
+
+__device__ inline void encode_nvfp4(const float (&values)[16], float row_scale,
+                                    std::uint32_t (&words)[4], std::uint32_t& scale) {
+  std::uint32_t amax = 0;
+#pragma unroll
+  for (const float value : values) amax = max(amax, magnitude_bits(value));
+  scale = nvfp4_block_scale(amax, row_scale);
+  const float both = row_scale * low_to_float<E4M3>(scale);
+  const Divisor by = divisor_of(both);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const std::uint8_t code =
+        by.bounded ? float_to_low<E2M1>(quotient_by(by, values[i])) : nvfp4_encode(values[i], both);
+    words[i / 8] |= std::uint32_t{code} << (i % 8 * 4);
   }
-  return {{{words[0], words[1], words[2], words[3]}}, scale};
+}
+
+__device__ inline void quantise_elements(const WireFormat& format, const float (&values)[16],
+                                         float row_scale, std::uint32_t (&words)[4],
+                                         std::uint32_t& scale) {
+  if (format.wire == Wire::int8_token) return encode_int8(values, row_scale, words);
+  if (format.wire == Wire::nvfp4) return encode_nvfp4(values, row_scale, words, scale);
+  with_block_wire(format.wire, [&]<typename Format, ScaleRule kRule>() {
+    encode_blocks<Format, kRule>(format, values, words, scale);
+  });
 }
 
 // All lanes of a warp; those past the row's end have zeros.
@@ -132,7 +179,10 @@ template <typename C>
 __device__ Encoded<C> encode(const WireFormat& format, const typename C::Values& values,
                              float row_scale) {
   if constexpr (C::kQuantised) {
-    return quantised(format, values.of, row_scale);
+    std::uint32_t words[4] = {};
+    std::uint32_t scale = 0;
+    quantise_elements(format, values.of, row_scale, words, scale);
+    return {{{words[0], words[1], words[2], words[3]}}, scale};
   } else {
     Encoded<C> encoded{};
     with_element_of(plain_dtype(format.wire), [&]<typename Element>() {
@@ -165,38 +215,59 @@ __device__ void store_encoded(const WireFormat& format, std::byte* row, std::uin
   }
 }
 
-// Row `row` of a plane of scales that is laid out for `rows`.
+// The scales of one row in a plane that is laid out for `rows`.
 struct ScalesOfRow {
-  std::byte* plane;
+  std::byte* blocks;  // of its first block
+  std::byte* whole;   // nvfp4: of the row itself
   std::int64_t rows;
-  std::int64_t row;
 };
-__device__ inline void store_scale(const WireFormat& format, const ScalesOfRow& to,
-                                   std::int64_t block, std::uint32_t scale) {
-  std::byte* at = to.plane + scale_place(format, to.rows, to.row, block);
+__device__ inline ScalesOfRow scales_of_row(const WireFormat& format, std::byte* plane,
+                                            std::int64_t rows, std::int64_t row) {
+  return {plane + scale_place(format, rows, row, 0),
+          has_row_scale(format.wire)
+              ? plane + (format.wire == Wire::nvfp4 ? row_scale_place(format, rows, row)
+                                                    : scale_place(format, rows, row, 0))
+              : nullptr,
+          rows};
+}
+// From the scale of a row's first block to that of another: the same in every row.
+__device__ inline std::int64_t scale_distance(const WireFormat& format, std::int64_t rows,
+                                              std::int64_t block) {
+  return scale_place(format, rows, 0, block);
+}
+__device__ inline void store_scale(const WireFormat& format, std::byte* at, std::uint32_t scale) {
   if (format.scale_type == ScaleType::f32) {
     *reinterpret_cast<std::uint32_t*>(at) = scale;
   } else {
     *at = static_cast<std::byte>(scale);
   }
 }
-// The lanes that hold the first elements of a block write its scale, the last one the zeros behind it too.
-__device__ inline void store_block_scale(const WireFormat& format, const ScalesOfRow& to,
-                                         std::uint32_t element, std::uint32_t scale) {
+
+// What a lane writes among the scales of a row, if it holds the first elements of a block: its scale, and
+// the zeros behind the last one.
+struct BlockScaleOf {
+  bool writes;
+  std::uint32_t scale;
+  std::int64_t distance;
+  std::int64_t block;
+};
+__device__ inline BlockScaleOf block_scale_of(const WireFormat& format, std::int64_t rows,
+                                              std::uint32_t element, std::uint32_t scale) {
   const auto size = static_cast<std::uint32_t>(format.block);
-  if (format.wire == Wire::int8_token || element % size != 0) return;
+  const bool writes = format.wire != Wire::int8_token && element % size == 0 &&
+                      element < static_cast<std::uint32_t>(format.hidden);
   const std::int64_t block = element / size;
-  store_scale(format, to, block, scale);
-  if (block + 1 < format.num_blocks) return;
-  const std::int64_t places = num_scale_places(format);
-  for (std::int64_t after = block + 1; after < places; ++after) store_scale(format, to, after, 0);
+  return {writes, scale, scale_distance(format, rows, block), block};
 }
-// One lane, for formats with has_row_scale().
-__device__ inline void store_row_scale(const WireFormat& format, const ScalesOfRow& to,
-                                       float scale) {
-  const std::int64_t place = format.wire == Wire::nvfp4 ? row_scale_place(format, to.rows, to.row)
-                                                        : scale_place(format, to.rows, to.row, 0);
-  *reinterpret_cast<float*>(to.plane + place) = scale;
+__device__ inline void store_block_scale(const WireFormat& format, std::byte* blocks,
+                                         std::int64_t rows, const BlockScaleOf& of) {
+  if (!of.writes) return;
+  store_scale(format, blocks + of.distance, of.scale);
+  if (of.block + 1 < format.num_blocks) return;
+  const std::int64_t places = num_scale_places(format);
+  for (std::int64_t after = of.block + 1; after < places; ++after) {
+    store_scale(format, blocks + scale_distance(format, rows, after), 0);
+  }
 }
 
 // One warp: pieces [piece, end) of a row. sink(element, encoded) is called by all lanes, those past the
@@ -206,12 +277,19 @@ __device__ void encode_pieces(const WireFormat& format, const Source& source, fl
                               std::uint32_t piece, std::uint32_t end, Sink sink) {
   std::uint32_t element =
       piece * C::kPieceElements + static_cast<std::uint32_t>(lane_index() * C::kElements);
-  typename Source::Loaded next = source.load(element);
+  constexpr int kAhead = Source::kAhead;
+  typename Source::Loaded ahead[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) ahead[i] = source.load(element + i * C::kPieceElements);
 #pragma unroll 1
   for (; piece < end; ++piece) {
     typename C::Values values;
-    source.widen(next, values);
-    if (piece + 1 < end) next = source.load(element + C::kPieceElements);
+    source.widen(ahead[0], values);
+#pragma unroll
+    for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
+    if (piece + kAhead < end) {
+      ahead[kAhead - 1] = source.load(element + kAhead * C::kPieceElements);
+    }
     sink(element, encode<C>(format, values, row_scale));
     element += C::kPieceElements;
   }
@@ -230,10 +308,12 @@ __device__ void encode_row(const WireFormat& format, const Source& source, std::
                    [&](std::uint32_t element, const Encoded<C>& encoded) {
                      if (element >= hidden) return;
                      store_encoded<C>(format, row, element, encoded);
-                     if (C::kQuantised) store_block_scale(format, scales, element, encoded.scale);
+                     if (!C::kQuantised) return;
+                     store_block_scale(format, scales.blocks, scales.rows,
+                                       block_scale_of(format, scales.rows, element, encoded.scale));
                    });
   if (C::kQuantised && has_row_scale(format.wire) && lane_index() == 0) {
-    store_row_scale(format, scales, of_row);
+    *reinterpret_cast<float*>(scales.whole) = of_row;
   }
 }
 
@@ -259,11 +339,11 @@ __device__ inline void dequantise(const WireFormat& format, const std::byte* pay
                                   const ScalesOfRow& scales, std::uint32_t element,
                                   float (&values)[16]) {
   const std::int64_t block = element / static_cast<std::uint32_t>(format.block);
-  const std::byte* at = scales.plane + scale_place(format, scales.rows, scales.row, block);
+  const std::byte* at = scales.blocks + scale_distance(format, scales.rows, block);
   if (format.wire == Wire::nvfp4) {
     const uint2 codes = __ldcs(reinterpret_cast<const uint2*>(payload + element / 2));
-    const float scale = float_at(scales.plane + row_scale_place(format, scales.rows, scales.row)) *
-                        low_to_float<E4M3>(static_cast<std::uint32_t>(*at));
+    const float scale =
+        float_at(scales.whole) * low_to_float<E4M3>(static_cast<std::uint32_t>(*at));
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const std::uint32_t word = i < 8 ? codes.x : codes.y;

@@ -37,12 +37,4 @@ __device__ void add(typename C::Values& sum, const typename C::Values& values) {
   for (int i = 0; i < C::kElements; ++i) sum.of[i] = sum.of[i] + values.of[i];
 }
 
-// Calls fn.template operator()<Codec>() for rows of `dtype` that go home in `format`.
-template <typename Fn>
-cudaError_t with_codec(DType dtype, const WireFormat& format, Fn fn) {
-  if (format.scale_type != ScaleType::none) return fn.template operator()<Codec<float, true>>();
-  if (dtype == DType::f64) return fn.template operator()<Codec<double, false>>();
-  return fn.template operator()<Codec<float, false>>();
-}
-
 }  // namespace wherry::kernels::cuda
