@@ -42,7 +42,7 @@ bench::Job settle(const BenchOptions& options, std::int64_t tokens) {
   const Model model = options.shape.resolve();
   bench::Job job;
   job.shape = {options.launch.ranks, tokens, model.hidden, model.topk, model.experts, options.seed};
-  job.config = options.exchange.config(model, tokens, Seconds(options.launch.deadline));
+  job.config = options.exchange.config(model, tokens, options.launch);
   job.config.rows_per_slot = options.rows_per_slot;
   job.config.receive_rows = options.receive_rows;
   job.config.alignment = options.alignment;

@@ -24,21 +24,22 @@ struct FabricInfo {
   std::string reason;
 };
 
-std::string option_reason(std::string_view option) {
-  for (const auto& known : build_info::kOptions) {
-    if (known.name == option) return std::string(known.reason);
+// How windows in GPU memory are shared, or why there are none.
+std::string windows_text(const Devices& gpus) {
+  if (gpus.found.empty()) return gpus.problem;
+  std::string between = "virtual memory";
+  for (const DeviceDescription& gpu : gpus.found) {
+    if (gpu.no_virtual_memory.empty()) continue;
+    between = fmt::format("CUDA IPC, since {}", gpu.no_virtual_memory);
   }
-  return "this version has none";
+  return "windows in GPU memory: pointers in one process, between processes " + between;
 }
 
 std::vector<FabricInfo> fabrics(const Devices& gpus) {
   return {{"process", true, "ranks as threads of one process"},
           {"shm", true, "ranks as processes of this machine, through shared memory"},
-          {"cuda_peer", !gpus.found.empty(),
-           gpus.found.empty()
-               ? gpus.problem
-               : "windows in GPU memory: pointers in one process, CUDA IPC between them"},
-          {"ucx", WHERRY_HAS_UCX != 0, option_reason("WHERRY_UCX")}};
+          {"cuda_peer", !gpus.found.empty(), windows_text(gpus)},
+          {"ucx", WHERRY_HAS_UCX != 0, std::string(build_info::reason_of("WHERRY_UCX"))}};
 }
 
 Json as_json() {

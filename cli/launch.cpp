@@ -10,6 +10,7 @@
 
 #include "command.hpp"
 #include "machine.hpp"
+#include "support/devices.hpp"
 
 namespace wherry::cli {
 
@@ -63,6 +64,12 @@ void launch(const LaunchOptions& options, const std::function<void(Group&)>& fn)
     const Handlers handlers(note_interrupt);
     run_processes(options.ranks, fn, run);
   }
+}
+
+Device device_of(const LaunchOptions& options, const Group& group) {
+  if (options.device == Device::Kind::cpu) return Device::cpu();
+  const auto gpus = static_cast<int>(find_devices().found.size());
+  return Device::cuda(gpus == 0 ? 0 : group.rank() % gpus);
 }
 
 int threads_per_rank(int ranks) { return std::max(1, num_cores() / ranks); }

@@ -91,7 +91,7 @@ LayerJob settle(const LayerOptions& options) {
                .replicas = options.replicas,
                .steps = options.steps,
                .config = {}};
-  job.config = options.exchange.config(job.model, job.tokens, Seconds(options.launch.deadline));
+  job.config = options.exchange.config(job.model, job.tokens, options.launch);
   WHERRY_CHECK_ARGUMENT(job.launch.ranks % options.replicated == 0, Stage::startup,
                         "--replicated is {}; it must divide the {} ranks", options.replicated,
                         job.launch.ranks);
@@ -106,7 +106,8 @@ LayerJob settle(const LayerOptions& options) {
     job.model.expert_hidden = static_cast<int>(chosen.value);
     job.expert_hidden_sentence = chosen.sentence;
   }
-  check_memory(job, available);
+  // Of a GPU's memory only its ranks may ask: CUDA does not survive their fork.
+  if (job.launch.device == Device::Kind::cpu) check_memory(job, available);
   return job;
 }
 

@@ -49,6 +49,9 @@ void add_launch_options(CLI::App& app, LaunchOptions& options) {
   CLI::Option* threads =
       app.add_flag("--threads", options.threads, "Ranks are threads of one process");
   app.add_flag("--processes")->description("Ranks are processes (the default)")->excludes(threads);
+  add_choice(app, "--device", options.device, {Device::Kind::cpu, Device::Kind::cuda},
+             "Where rows, kernels and experts are; on cuda ranks take the GPUs in turn")
+      ->default_str("cpu");
   app.add_option("--deadline", options.deadline, "Longest wait for another rank, in seconds")
       ->check(number(0.001, 1e6))
       ->type_name("S")
@@ -117,7 +120,7 @@ void add_exchange_options(CLI::App& app, ExchangeOptions& options) {
 }
 
 ExchangeConfig ExchangeOptions::config(const Model& model, std::int64_t tokens,
-                                       Seconds deadline) const {
+                                       const LaunchOptions& launch) const {
   ExchangeConfig config;
   config.experts = model.experts;
   config.topk = model.topk;
@@ -128,8 +131,10 @@ ExchangeConfig ExchangeOptions::config(const Model& model, std::int64_t tokens,
   config.dispatch_wire = wire;
   config.combine_wire = combine_wire;
   config.depth = depth;
-  config.deadline = deadline;
-  config.kernels = kernels::find(kernels).name;  // a wrong name is found before ranks start
+  config.deadline = Seconds(launch.deadline);
+  // A wrong name is found before ranks start; on a GPU by the exchange.
+  const bool on_cpu = launch.device == Device::Kind::cpu;
+  config.kernels = on_cpu ? std::string(kernels::find(kernels).name) : kernels;
   return config;
 }
 

@@ -48,7 +48,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, Target& target,
                     help);
 }
 
-// --ranks, --threads | --processes, --deadline.
+// --ranks, --threads | --processes, --device, --deadline.
 void add_launch_options(CLI::App& app, LaunchOptions& options);
 
 // --model, --tokens, --hidden, --topk, --experts: what the layer is. Flags change the model's shape.
@@ -75,7 +75,7 @@ struct ExchangeOptions {
 
   // The configuration of an exchange of `tokens` tokens a rank, complete but for the threads.
   [[nodiscard]] ExchangeConfig config(const Model& model, std::int64_t tokens,
-                                      Seconds deadline) const;
+                                      const LaunchOptions& launch) const;
 };
 void add_exchange_options(CLI::App& app, ExchangeOptions& options);
 

@@ -52,6 +52,41 @@ CUDA toolkit, 12.8 or later (Debian's nvidia-cuda-toolkit is older than Wherry n
   set(reason "CUDA ${version}, ${WHERRY_NVCC}" PARENT_SCOPE)
 endfunction()
 
+# The header is enough: the library is loaded when experts on a GPU are made.
+function(probe_gpu_experts)
+  set(found FALSE PARENT_SCOPE)
+  if(NOT WHERRY_HAS_CUDA)
+    set(reason "this build has no CUDA" PARENT_SCOPE)
+    return()
+  endif()
+  # Beside nvcc, or where PyPI's nvidia-cublas, which PyTorch needs, puts it.
+  get_filename_component(toolkit "${WHERRY_NVCC}" REALPATH)
+  get_filename_component(toolkit "${toolkit}" DIRECTORY)
+  get_filename_component(toolkit "${toolkit}" DIRECTORY)
+  execute_process(COMMAND python3 -c "import nvidia; print(';'.join(nvidia.__path__))"
+                  OUTPUT_VARIABLE nvidia OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  set(roots "${toolkit}" "${toolkit}/targets/x86_64-linux" "${toolkit}/targets/sbsa-linux")
+  foreach(folder IN LISTS nvidia)
+    list(APPEND roots "${folder}/cu13" "${folder}/cublas")
+  endforeach()
+  list(APPEND roots /usr/local/cuda)
+  find_path(WHERRY_CUBLAS_INCLUDE cublas_v2.h HINTS ${roots} PATH_SUFFIXES include
+            DOC "The folder of cublas_v2.h")
+  find_path(WHERRY_CUBLAS_FOLDER NAMES libcublas.so.13 libcublas.so.12 libcublas.so
+            HINTS ${roots} PATH_SUFFIXES lib lib64 DOC "The folder of libcublas.so")
+  mark_as_advanced(WHERRY_CUBLAS_INCLUDE WHERRY_CUBLAS_FOLDER)
+  if(NOT WHERRY_CUBLAS_FOLDER)
+    set(WHERRY_CUBLAS_FOLDER "" CACHE PATH "The folder of libcublas.so" FORCE)
+  endif()
+  if(NOT WHERRY_CUBLAS_INCLUDE)
+    set(reason "cublas_v2.h was not found: install cuBLAS, or set WHERRY_CUBLAS_INCLUDE"
+        PARENT_SCOPE)
+    return()
+  endif()
+  set(found TRUE PARENT_SCOPE)
+  set(reason "${WHERRY_CUBLAS_INCLUDE}/cublas_v2.h" PARENT_SCOPE)
+endfunction()
+
 function(probe_numa)
   find_package(PkgConfig QUIET)
   if(PKG_CONFIG_FOUND)

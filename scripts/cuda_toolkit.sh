@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # scripts/cuda_toolkit.sh: prints the path of an nvcc that Wherry can be built with: the one on PATH, or
-# one that it installs from PyPI into build/cuda-toolkit (100 MB; needs no GPU and no root). Where neither
+# one that it installs from PyPI into build/cuda-toolkit (1 GB with cuBLAS; needs no GPU and no root). Where neither
 # is to be had it says so on stderr and prints nothing: the build then goes without CUDA.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
-          nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85)
+          nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3)
 folder=build/cuda-toolkit
 toolkit=${PWD}/${folder}/nvidia/cu13
 

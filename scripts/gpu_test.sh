@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own, the ranks under
-# CUDA MPS (its ranks as processes are the product's way), then a small one under compute-sanitizer.
-# PROGRAM: run this one instead of building. FILTER: of GoogleTest; with one the sanitizer is left out. What passed goes to $OUT or results/h200,
-# tests.json. WHERRY_COMMIT names the commit where the machine has the files without the history.
+# CUDA MPS (its ranks as processes are the product's way), then `wherry layer --device cuda` in each layout
+# and a small test under compute-sanitizer. PROGRAM: run this one instead of building. FILTER: of GoogleTest;
+# with one, only its tests run. What passed goes to $OUT or results/h200, tests.json. WHERRY_COMMIT names the commit where the machine has the files without the history.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/gpu_common.sh
@@ -11,7 +11,7 @@ filter=${1:-*}
 started=${SECONDS}
 program=${PROGRAM:-}
 if [ -z "${program}" ]; then
-  build_targets gpu_test || { echo "the GPU tests do not build"; exit 1; }
+  build_targets gpu_test wherry_cli || { echo "the GPU tests do not build"; exit 1; }
   echo "-- $((SECONDS - started)) s: build"
   program=$(find "${build}" -name gpu_test -type f -perm -u+x | head -1)
 fi
@@ -45,6 +45,22 @@ mapfile -t tests < <("${program}" --gtest_list_tests --gtest_filter="${filter}" 
 for test in "${tests[@]}"; do
   run "${test}" with_mps timeout "${TIMEOUT:-120}" "${program}" --gtest_filter="${test}"
 done
+# A whole layer, experts and all, against the dense reference.
+layer() {
+  local name=$1
+  shift
+  [ -x "${build}/bin/wherry" ] || return 0
+  run "wherry layer --device cuda, ${name}" with_mps timeout "${TIMEOUT:-120}" "${build}/bin/wherry" layer \
+    --device cuda --model deepseek-v3 --expert-hidden 256 --steps 3 "$@"
+}
+if [ "${filter}" = '*' ]; then
+  for layout in grouped tokens slots; do
+    layer "4 ranks, ${layout}" --ranks 4 --tokens 64 --layout "${layout}"
+  done
+  layer "4 threads, 32 replicas, skewed" --ranks 4 --threads --tokens 64 --replicas 32 --skew 1
+  layer "e4m3 out" --ranks 2 --tokens 64 --wire e4m3_block128
+  layer "8 ranks, 1024 tokens" --ranks 8 --tokens 1024
+fi
 if [ "${filter}" = '*' ]; then
   for tool in memcheck racecheck synccheck; do
     run "Sanitized.* under ${tool}" sanitized "${tool}"

@@ -38,6 +38,7 @@ struct LayerOutcome {
   std::int64_t dispatch_rows = 0, dispatch_bytes = 0;
   std::int64_t combine_rows = 0, combine_bytes = 0;
   std::int64_t link_bytes = 0;  // of dispatch and combine, those between different ranks
+  bool counts_traffic = true;   // whether the five above are known: on a GPU they are not
   std::uint64_t weight_bytes = 0, window_bytes = 0;
 
   std::int64_t verified_tokens = 0;

@@ -80,12 +80,15 @@ std::string stages_text(const LayerOutcome& outcome) {
                        std::string bytes) {
     table.add({stage, time_text(time.p50), time_text(time.p99), std::move(rows), std::move(bytes)});
   };
+  const auto add_counted = [&](const char* stage, const Percentiles& time, std::int64_t rows,
+                               std::int64_t bytes) {
+    if (!outcome.counts_traffic) return add(stage, time, "", "");
+    add(stage, time, count_text(rows), bytes_text(static_cast<double>(bytes)));
+  };
   add("plan", outcome.plan, "", "");
-  add("dispatch", outcome.dispatch, count_text(outcome.dispatch_rows),
-      bytes_text(static_cast<double>(outcome.dispatch_bytes)));
+  add_counted("dispatch", outcome.dispatch, outcome.dispatch_rows, outcome.dispatch_bytes);
   add("experts", outcome.experts, count_text(outcome.rows_received), "");
-  add("combine", outcome.combine, count_text(outcome.combine_rows),
-      bytes_text(static_cast<double>(outcome.combine_bytes)));
+  add_counted("combine", outcome.combine, outcome.combine_rows, outcome.combine_bytes);
   return table.to_string(2);
 }
 
@@ -95,6 +98,7 @@ void print_layer_json(const LayerJob& job, const LayerOutcome& outcome) {
   Json object = json_for("layer");
   object["ranks"] = job.launch.ranks;
   object["ranks_are"] = ranks_are(job);
+  object["device"] = name(job.launch.device);
   object["model"] = job.model.name;
   object["tokens"] = job.tokens;
   object["hidden"] = job.model.hidden;
@@ -131,8 +135,10 @@ void print_layer_json(const LayerJob& job, const LayerOutcome& outcome) {
   object["dispatch_us"] = to_json(outcome.dispatch);
   object["experts_us"] = to_json(outcome.experts);
   object["combine_us"] = to_json(outcome.combine);
-  object["bytes_sent"] = outcome.dispatch_bytes + outcome.combine_bytes;
-  object["link_bytes"] = outcome.link_bytes;
+  if (outcome.counts_traffic) {
+    object["bytes_sent"] = outcome.dispatch_bytes + outcome.combine_bytes;
+    object["link_bytes"] = outcome.link_bytes;
+  }
   object["window_bytes"] = outcome.window_bytes;
   object["weight_bytes"] = outcome.weight_bytes;
   print_json(object);

@@ -17,6 +17,7 @@
 #include "progress.hpp"
 #include "report/table.hpp"
 #include "routing.hpp"
+#include "support/mirrored.hpp"
 #include "wherry/wherry.hpp"
 
 namespace wherry::cli {
@@ -26,17 +27,25 @@ enum Part : std::uint8_t { kPlan, kDispatch, kExperts, kCombine, kParts };
 
 // bf16 rows, tightly packed.
 struct Rows {
-  Rows(std::int64_t rows, std::int64_t hidden) {
-    view.cols = hidden;
-    resize(rows);
+  Rows(Device on, std::int64_t count, std::int64_t columns) : memory(on), hidden(columns) {
+    resize(count);
   }
-  void resize(std::int64_t rows) {
-    values.resize(static_cast<std::size_t>(rows * view.cols));
-    view.data = values.data();
+  void resize(std::int64_t to) {
+    rows = to;
+    memory.resize(static_cast<std::size_t>(to * hidden) * sizeof(std::uint16_t));
+  }
+  [[nodiscard]] TensorView view(std::byte* data) const noexcept {
+    TensorView view;
+    view.data = data;
     view.rows = rows;
+    view.cols = hidden;
+    return view;
   }
-  std::vector<std::uint16_t> values;
-  TensorView view;
+  [[nodiscard]] TensorView host() const noexcept { return view(memory.host()); }
+  [[nodiscard]] TensorView device() const noexcept { return view(memory.device()); }
+
+  MirroredMemory memory;
+  std::int64_t rows = 0, hidden;
 };
 
 class Rank {
@@ -48,19 +57,20 @@ class Rank {
         synthetic_{job.routing.seed, job.model.hidden, job.model.expert_hidden},
         dispatch_wire_(wire_format(job.config.dispatch_wire, DType::bf16, job.model.hidden)),
         combine_wire_(wire_format(job.config.combine_wire, DType::bf16, job.model.hidden)),
-        exchange_(group, job.config),
+        device_(device_of(job.launch, group)),
+        exchange_(group, device_, job.config),
         plan_(exchange_.make_plan()),
         imbalance_before_(place_by_load()),
         mlp_(make_experts()),
-        x_(job.tokens, job.model.hidden),
-        out_(job.tokens, job.model.hidden),
-        rows_(0, job.model.hidden),
-        results_(0, job.model.hidden) {}
+        x_(device_, job.tokens, job.model.hidden),
+        out_(device_, job.tokens, job.model.hidden),
+        rows_(device_, 0, job.model.hidden),
+        results_(device_, 0, job.model.hidden) {}
 
   // Collective: one step, of tokens and routing that no other step has, so that a row left from an
   // earlier step is seen.
   void step(int number);
-  [[nodiscard]] LocalVerification verify() const;
+  [[nodiscard]] LocalVerification verify();
 
   [[nodiscard]] const std::array<double, kParts>& times() const noexcept { return times_; }
   [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
@@ -72,16 +82,19 @@ class Rank {
  private:
   // Collective: plans some steps for their loads alone, then has every rank place the experts by them.
   double place_by_load();
-  void route(int number);
+  // The routing of a step, where the exchange reads it.
+  Routing route(int number);
   void weigh_input();
   GatedMlp make_experts() const;
+  void take_counts(Received& received) const;
   void run_experts(const Received& received, TensorView y);
-  // Microseconds that this rank needs for `work`, once all ranks have met.
+  // Microseconds that this rank needs for `work`, once all ranks have met. On a GPU: until it is done there.
   template <typename Work>
   void time(Part part, Work work) {
     group_.barrier();
     const auto begin = std::chrono::steady_clock::now();
     work();
+    synchronize(device_);
     const auto end = std::chrono::steady_clock::now();
     times_[part] = std::chrono::duration<double, std::micro>(end - begin).count();
   }
@@ -91,8 +104,10 @@ class Rank {
   Progress& progress_;
   SyntheticExperts synthetic_;
   WireFormat dispatch_wire_, combine_wire_;
-  Exchange exchange_;
+  Device device_;
+  Exchange exchange_;  // first of what needs the device: it says best what is wrong with it
   Plan plan_;
+  MirroredMemory ids_{device_}, weights_{device_};
   TokenRouting routing_;
   double imbalance_before_;
   GatedMlp mlp_;
@@ -107,8 +122,8 @@ double Rank::place_by_load() {
   if (job_.replicas == 0) return 1.0;
   constexpr int kSteps = 4;
   for (int number = 0; number < kSteps; ++number) {
-    route(number);
-    exchange_.plan(routing_.view(), plan_);
+    exchange_.plan(route(number), plan_);
+    static_cast<void>(plan_.to_host());  // has run, so its loads are counted
   }
   const std::vector<double> loads(exchange_.loads().begin(), exchange_.loads().end());
   const Placement& now = exchange_.placement();
@@ -128,13 +143,21 @@ GatedMlp Rank::make_experts() const {
                              .num_threads = threads_per_rank(group_.size())};
   const WeightSource source = synthetic_.source();
   int made = 0;
-  return {config, mine, [&](int expert, Matrix matrix, TensorView weights) {
+  return {device_, config, mine, [&](int expert, Matrix matrix, TensorView weights) {
             if (matrix == Matrix::gate) ++made;
             progress_.tick(fmt::format("Making the weights of {} experts: {} of {}",
                                        placement.num_slots(), (made - 1) * group_.size(),
                                        placement.num_slots()));
             source(expert, matrix, weights);
           }};
+}
+
+// What only the device knew of the rows that have come.
+void Rank::take_counts(Received& received) const {
+  const PlanData& data = plan_.to_host();
+  received.slot_begin = data.slot_begin;
+  received.slot_counts = data.slot_counts;
+  if (job_.config.layout == Layout::tokens) received.rows.rows = data.token_rows_received;
 }
 
 void Rank::run_experts(const Received& received, TensorView y) {
@@ -153,28 +176,42 @@ std::int64_t first_token(const Group& group, const LayerJob& job, int number) {
   return (static_cast<std::int64_t>(number) * job.sets() + set) * job.tokens;
 }
 
-void Rank::route(int number) {
+Routing Rank::route(int number) {
   routing_ = synthetic_routing(job_.routing, router_config(job_.model),
                                first_token(group_, job_, number), job_.tokens);
+  const auto place = [](MirroredMemory& memory, const auto& values) {
+    const auto bytes = std::as_bytes(std::span(values));
+    if (memory.bytes() != bytes.size()) memory.resize(bytes.size());
+    std::ranges::copy(bytes, memory.host());
+    memory.upload();
+  };
+  place(ids_, routing_.ids);
+  place(weights_, routing_.weights);
+  Routing view = routing_.view();
+  view.ids = ids_.device();
+  if (view.weights != nullptr) view.weights = reinterpret_cast<const float*>(weights_.device());
+  return view;
 }
 
 // Models that put the routing weight on the expert's input, which is then rounded to bf16.
 void Rank::weigh_input() {
   const std::int64_t hidden = job_.model.hidden;
+  auto* const values = x_.host().row<std::uint16_t>(0);
   for (std::int64_t i = 0; i < job_.tokens * hidden; ++i) {
-    std::uint16_t& value = x_.values[static_cast<std::size_t>(i)];
+    std::uint16_t& value = values[i];
     const float weight = routing_.weights[static_cast<std::size_t>(i / hidden)];
     value = float_to_bf16(bf16_to_float(value) * weight);
   }
 }
 
 void Rank::step(int number) {
-  fill_synthetic_tokens(job_.routing.seed, first_token(group_, job_, number), x_.view);
-  route(number);
+  fill_synthetic_tokens(job_.routing.seed, first_token(group_, job_, number), x_.host());
+  const Routing routing = route(number);
   if (routing_.weight_on_input) weigh_input();
+  x_.memory.upload();
   Received received;
   TensorView y;
-  time(kPlan, [&] { exchange_.plan(routing_.view(), plan_); });
+  time(kPlan, [&] { exchange_.plan(routing, plan_); });
   const PlanData& data = plan_.to_host();
   const std::int64_t rows =
       job_.config.layout == Layout::tokens ? data.token_rows_received : data.slot_begin.back();
@@ -182,31 +219,33 @@ void Rank::step(int number) {
   DispatchOptions options;
   if (!dispatch_wire_.keeps_dtype()) {
     rows_.resize(std::max<std::int64_t>(rows, 1));
-    options.out = rows_.view;
+    options.out = rows_.device();
   }
   if (!combine_wire_.keeps_dtype()) results_.resize(rows);
-  time(kDispatch, [&] { received = exchange_.dispatch(plan_, x_.view, options); });
+  time(kDispatch, [&] { received = exchange_.dispatch(plan_, x_.device(), options); });
+  if (device_.kind == Device::Kind::cuda) take_counts(received);
   time(kExperts, [&] {
-    y = combine_wire_.keeps_dtype() ? exchange_.combine_input(plan_) : results_.view;
+    y = combine_wire_.keeps_dtype() ? exchange_.combine_input(plan_) : results_.device();
     run_experts(received, y);
   });
-  time(kCombine, [&] { exchange_.combine(plan_, y, out_.view); });
+  time(kCombine, [&] { exchange_.combine(plan_, y, out_.device()); });
   rows_received_ = plan_.to_host().rows_received;
 }
 
-LocalVerification Rank::verify() const {
+// Of the last step, whose x it may change.
+LocalVerification Rank::verify() {
   const double flop = reference_flop(synthetic_, job_.global_tokens() * job_.model.topk);
   const auto chosen =
       tokens_to_verify(job_.sets(), group_.rank() / job_.config.replicated, job_.tokens, flop);
   // The experts got what the format on the way made of x, the same everywhere.
-  Rows x = x_;
-  x.view.data = x.values.data();
+  const TensorView x = x_.host();
   if (!dispatch_wire_.keeps_dtype()) {
     for (std::int64_t token = 0; token < job_.tokens; ++token) {
-      round_trip_row(dispatch_wire_, x.view.row(token));
+      round_trip_row(dispatch_wire_, x.row(token));
     }
   }
-  return verify_tokens(synthetic_, chosen, x.view, routing_.view(), out_.view, combine_wire_,
+  out_.memory.download();
+  return verify_tokens(synthetic_, chosen, x, routing_.view(), out_.host(), combine_wire_,
                        threads_per_rank(group_.size()));
 }
 
@@ -303,6 +342,7 @@ void run_layer_rank(const Group& group, const LayerJob& job, LayerOutcome& outco
   outcome.dispatch = part(kDispatch);
   outcome.experts = part(kExperts);
   outcome.combine = part(kCombine);
+  outcome.counts_traffic = job.launch.device == Device::Kind::cpu;
   add_counts(all_counts, outcome);
   add_loads(rank.exchange(), outcome);
   outcome.imbalance_before = rank.imbalance_before();

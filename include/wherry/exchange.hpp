@@ -151,6 +151,7 @@ struct Received {
     const std::int32_t* slot_counts = nullptr;  // [slots_local]
     const std::int32_t* slot_begin = nullptr;   // [slots_local + 1]
     const std::int32_t* num_rows = nullptr;     // [2]: grouped rows without padding; token rows
+    int topk = 0;                               // of choices
     const TokenChoice* choices = nullptr;       // tokens: [token rows, topk]
     const std::int32_t* gather = nullptr;       // tokens: [slot_begin[slots_local]]
     // [slot_begin[slots_local]] one a row, if the senders gave them: the host does not know that.
@@ -213,8 +214,12 @@ class Exchange {
   // config_mismatch, out_of_memory, timeout, peer_failed.
   Exchange(const Group& group, const ExchangeConfig& config);
   // The same on a device, which is of one kind on all ranks. On CUDA also throws unsupported (on every
-  // rank) for what the GPU kernels cannot do yet (docs/usage.md lists it); the message says what.
-  Exchange(const Group& group, Device device, const ExchangeConfig& config);
+  // rank) for what the GPU kernels cannot do yet (docs/usage.md lists it); the message says what. `window`:
+  // memory of the GPU for this rank's window, which the exchange then does not take itself: window_bytes(),
+  // or the number that the error names; from cudaMalloc, aligned to 256 bytes, zeroed here, kept by the
+  // caller until the exchange is gone. All ranks give some, or none does.
+  Exchange(const Group& group, Device device, const ExchangeConfig& config,
+           std::span<std::byte> window = {});
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
   ~Exchange();
@@ -313,9 +318,11 @@ class Exchange {
   [[nodiscard]] Traffic traffic() const noexcept;
 
  private:
-  friend std::vector<Exchange> make_sharing_exchanges(const Group& group,
-                                                      std::span<const ExchangeConfig> configs);
+  friend std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
+                                                      std::span<const ExchangeConfig> configs,
+                                                      std::span<std::byte> window);
   explicit Exchange(std::unique_ptr<State> state);
+  explicit Exchange(std::unique_ptr<DeviceExchange> device);
   [[nodiscard]] DevicePlan& on_device(const Plan& plan, Stage stage) const;
   void fill_shape(const Routing& routing, Plan& plan) const;
   // One of the two: rows in the memory of the CPU, or of a device.
@@ -327,8 +334,13 @@ class Exchange {
 // signals and counts, the rows of one lie where the rows of the others do, so the window is as large
 // as the largest needs. They take turns: entering a dispatch waits until every rank is done with the
 // one before, whose received rows and uncombined dispatches are then gone. Collective; throws as the
-// constructor of Exchange does.
+// constructor of Exchange does. On CUDA a captured graph begins with a handover, whoever had the window
+// when it was captured, so graphs of the exchanges and calls may follow each other in any order (the
+// same on all ranks, all in one stream or ordered by the caller).
 [[nodiscard]] std::vector<Exchange> make_sharing_exchanges(const Group& group,
                                                            std::span<const ExchangeConfig> configs);
+[[nodiscard]] std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
+                                                           std::span<const ExchangeConfig> configs,
+                                                           std::span<std::byte> window = {});
 
 }  // namespace wherry

@@ -1,5 +1,5 @@
 // Stage 4, experts: the gated MLP of each local expert over the rows that dispatch brought. Local to
-// one rank: nothing here talks to a peer. Host memory only.
+// one rank: nothing here talks to a peer. On the CPU, or on a GPU by cuBLAS.
 #pragma once
 
 #include <cstdint>
@@ -33,19 +33,26 @@ struct ExpertsConfig {
   DType dtype = DType::bf16;       // of rows, weights and results: bf16 or f32
   // Threads of this rank, this one included. Ranks on one machine share its cores: with 4 rank
   // processes on 2 cores, 1 each.
-  int num_threads = 1;
-  std::string implementation = {};  // "onednn", "plain"; empty: the best for this build and machine
+  int num_threads = 1;  // CPU only
+  // CPU: "onednn", "plain"; CUDA: "cublas". Empty: the best for this build and machine.
+  std::string implementation = {};
 };
+
+class Mlp;
 
 // y = W_down (silu(W_gate x) * (W_up x)) for every row x of every local expert, silu(g) =
 // g / (1 + exp(-g)).
 //
 // Numerics. bf16: products and sums in fp32, silu(gate)*up rounded to bf16, y rounded to bf16; f32:
 // everything in fp32. `plain` adds in index order without fusing, so its bits are the same on every
-// machine. In both implementations the result of a row does not depend on the rows beside it.
+// machine. On the CPU the result of a row does not depend on the rows beside it; cuBLAS does not promise
+// that, and rounds gate and up to the dtype as well.
 //
-// The constructor is the first thing in a process that touches oneDNN (and the OpenMP beneath it):
-// fork before it. Movable; one thread uses an object at a time.
+// The constructor is the first thing in a process that touches oneDNN (and the OpenMP beneath it), or
+// CUDA: fork before it. Movable; one thread uses an object at a time.
+//
+// On a GPU rows and results are device memory, calls are ordered in the stream of set_stream() and return
+// when launched. Counts are the host's: Received's own are empty there, so take those of Plan::to_host().
 class GatedMlp {
  public:
   // Local, blocking. experts[s] is the logical expert of local slot s. Asks for the weights one
@@ -54,16 +61,23 @@ class GatedMlp {
   // implementation this build or machine does not have, and why), out_of_memory, and whatever
   // `fill` throws.
   GatedMlp(const ExpertsConfig& config, std::span<const int> experts, const WeightSource& fill);
+  // The same on a device; `fill` writes to host memory there too. On CUDA also throws unsupported where
+  // cuBLAS cannot be loaded, and says what was tried.
+  GatedMlp(Device device, const ExpertsConfig& config, std::span<const int> experts,
+           const WeightSource& fill);
   GatedMlp(GatedMlp&&) noexcept;
   GatedMlp& operator=(GatedMlp&&) noexcept;
   ~GatedMlp();
 
   [[nodiscard]] const ExpertsConfig& config() const noexcept;
+  [[nodiscard]] Device device() const noexcept;
+  // The cudaStream_t of the following calls; null, as at first, is the default stream. No effect on the CPU.
+  void set_stream(void* stream);
   [[nodiscard]] std::int64_t num_slots() const noexcept;
   [[nodiscard]] std::uint64_t weight_bytes() const noexcept;  // of the packed weights, exactly
 
   struct Implementation {
-    std::string name;    // "onednn" or "plain"
+    std::string name;    // "onednn", "plain" or "cublas"
     std::string reason;  // a sentence for people: version and instruction set, or why not oneDNN
   };
   [[nodiscard]] const Implementation& implementation() const noexcept;
@@ -79,18 +93,19 @@ class GatedMlp {
   // Layout `tokens`: for each received row, out = sum over its choices on this rank, in k order, of
   // weight * y, by fp32 fused multiply-add from 0, rounded once: exactly what by_rank makes of
   // `grouped`. Reads rows, choices, gather, slot_begin and slot_counts; out [token rows, hidden].
-  // Keeps a buffer of one result per grouped position. Local, blocking. Throws bad_argument.
+  // Keeps a buffer of one result per grouped position. On CUDA the lists are those of received.device,
+  // and slot_begin and slot_counts those that the caller put there. Local, blocking. Throws bad_argument.
   void forward_gathered(const Received& received, TensorView out);
 
   // Layout `slots`: rows and out [num_slots * rows_per_slot, hidden]; slot s has the first
-  // slot_counts[s] of its rows_per_slot rows, the others stay as they are. Local, blocking. Throws
-  // bad_argument.
+  // slot_counts[s] of its rows_per_slot rows, the others stay as they are. On CUDA slot_counts may be
+  // empty: then all rows are multiplied, whatever they hold, which is legal in a captured graph once a
+  // call of that size has been made. Local, blocking. Throws bad_argument.
   void forward_slots(ConstTensorView rows, std::span<const std::int64_t> slot_counts,
                      TensorView out);
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<Mlp> mlp_;
 };
 
 }  // namespace wherry

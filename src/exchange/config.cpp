@@ -244,6 +244,20 @@ Capacity capacity_of(const ExchangeConfig& config, const Placement& placement) {
   return c;
 }
 
+SharedLayout share_window(std::span<const layout::WindowParams> exchanges) {
+  SharedLayout shared;
+  std::uint64_t rows = 0;
+  for (const layout::WindowParams& p : exchanges) rows += layout::control_bytes(p);
+  std::uint64_t begin = 0;
+  for (const layout::WindowParams& p : exchanges) {
+    shared.places.push_back({begin, rows - begin});
+    shared.bytes =
+        std::max(shared.bytes, begin + layout::make_window_layout(p, rows - begin).bytes);
+    begin += layout::control_bytes(p);
+  }
+  return shared;
+}
+
 kernels::Mode mode_of(const ExchangeConfig& config) {
   return {config.layout,
           config.effective_reduction(),

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "kernels/layout.hpp"
 #include "kernels/stages.hpp"
@@ -15,6 +17,18 @@ struct Capacity {
   std::int64_t token_rows = 0;     // received token rows, 0 where nobody needs them
   layout::WindowParams params;
 };
+
+// Where exchanges that share a window lie in it: headers, signals and counts of each behind those of the
+// one before; then come the rows, which all share.
+struct SharedLayout {
+  struct Place {
+    std::uint64_t begin = 0;       // of its header
+    std::uint64_t rows_begin = 0;  // of its rows, counted from its header
+  };
+  std::vector<Place> places;
+  std::uint64_t bytes = 0;  // of the window
+};
+[[nodiscard]] SharedLayout share_window(std::span<const layout::WindowParams> exchanges);
 
 // Throws bad_argument naming the field, its value and what is allowed.
 void check_config(const ExchangeConfig& config, int rank, int ranks);

@@ -10,19 +10,17 @@
 namespace wherry {
 
 #if WHERRY_HAS_CUDA
-std::unique_ptr<DeviceExchange> make_device_exchange(const Group& group, Device device,
-                                                     const ExchangeConfig& config) {
-  return std::make_unique<cuda::CudaExchange>(group, device, config);
+std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
+    const Group& group, Device device, std::span<const ExchangeConfig> configs,
+    std::span<std::byte> window) {
+  return cuda::make_exchanges(group, device, configs, window);
 }
 #else
-std::unique_ptr<DeviceExchange> make_device_exchange(const Group& group, Device /*device*/,
-                                                     const ExchangeConfig& /*config*/) {
-  std::string_view reason;
-  for (const build_info::Option& option : build_info::kOptions) {
-    if (option.name == "WHERRY_CUDA") reason = option.reason;
-  }
+std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
+    const Group& group, Device /*device*/, std::span<const ExchangeConfig> /*configs*/,
+    std::span<std::byte> /*window*/) {
   throw Error(ErrorCode::unsupported, {Stage::startup, group.rank(), -1},
-              fmt::format("this build has no CUDA: {}", reason));
+              fmt::format("this build has no CUDA: {}", build_info::reason_of("WHERRY_CUDA")));
 }
 #endif
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "plan/device.hpp"
 #include "wherry/exchange.hpp"
@@ -51,9 +53,10 @@ class DeviceExchange {
   virtual void set_placement(const Placement& placement) = 0;
 };
 
-// Collective. Throws as the constructor of Exchange; unsupported in a build without CUDA.
-[[nodiscard]] std::unique_ptr<DeviceExchange> make_device_exchange(const Group& group,
-                                                                   Device device,
-                                                                   const ExchangeConfig& config);
+// Collective. Exchanges that take turns at one window; throws as the constructor of Exchange, unsupported
+// in a build without CUDA.
+[[nodiscard]] std::vector<std::unique_ptr<DeviceExchange>> make_device_exchanges(
+    const Group& group, Device device, std::span<const ExchangeConfig> configs,
+    std::span<std::byte> window);
 
 }  // namespace wherry

@@ -66,10 +66,26 @@ Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;
 
-Exchange::Exchange(const Group& group, Device device, const ExchangeConfig& config) {
+namespace {
+
+void check_no_memory(const Group& group, std::span<std::byte> window) {
+  WHERRY_CHECK(window.empty(), ErrorCode::unsupported,
+               (Error::Where{Stage::startup, group.rank(), -1}),
+               "memory for the window can be given on CUDA only");
+}
+
+}  // namespace
+
+Exchange::Exchange(const Group& group, Device device, const ExchangeConfig& config,
+                   std::span<std::byte> window) {
   switch (device.kind) {
-    case Device::Kind::cpu: state_ = std::make_unique<State>(group, config, Share{}); break;
-    case Device::Kind::cuda: device_ = make_device_exchange(group, device, config); break;
+    case Device::Kind::cpu:
+      check_no_memory(group, window);
+      state_ = std::make_unique<State>(group, config, Share{});
+      break;
+    case Device::Kind::cuda:
+      device_ = std::move(make_device_exchanges(group, device, {&config, 1}, window).front());
+      break;
   }
 }
 
@@ -104,31 +120,36 @@ void Exchange::reset_loads() {
 }
 Traffic Exchange::traffic() const noexcept { return device_ ? Traffic{} : state_->traffic; }
 
+Exchange::Exchange(std::unique_ptr<DeviceExchange> device) : device_(std::move(device)) {}
+
 std::vector<Exchange> make_sharing_exchanges(const Group& group,
                                              std::span<const ExchangeConfig> configs) {
+  return make_sharing_exchanges(group, Device::cpu(), configs, {});
+}
+
+std::vector<Exchange> make_sharing_exchanges(const Group& group, Device device,
+                                             std::span<const ExchangeConfig> configs,
+                                             std::span<std::byte> window) {
   WHERRY_CHECK(!configs.empty(), ErrorCode::bad_argument,
                (Error::Where{Stage::startup, group.rank(), -1}), "configs is empty");
-  // Headers, signals and counts lie one behind the other; then come the rows, which all share.
-  std::vector<layout::WindowParams> params;
-  std::uint64_t rows_begin = 0;
-  for (const ExchangeConfig& config : configs) {
-    agree(group, Device::cpu(), config);
-    params.push_back(capacity_of(config, placement_of(config, group.size())).params);
-    rows_begin += layout::control_bytes(params.back());
-  }
-  std::vector<Share> shares;
-  std::uint64_t begin = 0;
-  std::uint64_t bytes = 0;
-  for (const layout::WindowParams& p : params) {
-    shares.push_back({nullptr, begin, rows_begin - begin});
-    bytes = std::max(bytes, begin + layout::make_window_layout(p, rows_begin - begin).bytes);
-    begin += layout::control_bytes(p);
-  }
-  const std::shared_ptr<MappedWindow> mapped = map(group, bytes, configs.front());
   std::vector<Exchange> exchanges;
+  if (device.kind == Device::Kind::cuda) {
+    for (auto& made : make_device_exchanges(group, device, configs, window)) {
+      exchanges.push_back(Exchange(std::move(made)));
+    }
+    return exchanges;
+  }
+  check_no_memory(group, window);
+  std::vector<layout::WindowParams> params;
+  for (const ExchangeConfig& config : configs) {
+    agree(group, device, config);
+    params.push_back(capacity_of(config, placement_of(config, group.size())).params);
+  }
+  const SharedLayout shared = share_window(params);
+  const std::shared_ptr<MappedWindow> mapped = map(group, shared.bytes, configs.front());
   for (std::size_t i = 0; i < configs.size(); ++i) {
-    shares[i].mapped = mapped;
-    exchanges.push_back(Exchange(std::make_unique<Exchange::State>(group, configs[i], shares[i])));
+    exchanges.push_back(Exchange(std::make_unique<Exchange::State>(
+        group, configs[i], Share{mapped, shared.places[i].begin, shared.places[i].rows_begin})));
   }
   return exchanges;
 }

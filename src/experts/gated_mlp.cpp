@@ -1,37 +1,19 @@
-#include "experts/gated_mlp.hpp"
-
+// The public face of GatedMlp: what is checked before the experts of a device see it.
 #include <algorithm>
-#include <cstring>
 #include <utility>
+#include <vector>
 
-#include "experts/activation.hpp"
-#include "kernels/numerics.hpp"
+#include "experts/mlp.hpp"
 #include "support/build_info.hpp"
 #include "support/check.hpp"
 
 namespace wherry {
 namespace {
 
-using experts::kBlockRows;
-using experts::kMaxPanelCols;
-using experts::kPanelRows;
-using experts::Pages;
-using experts::PanelShape;
+constexpr auto kOnCpu = std::to_array<std::string_view>({"onednn", "plain"});
+constexpr auto kOnCuda = std::to_array<std::string_view>({"cublas"});
 
-void store(float value, std::uint16_t* out) { *out = float_to_bf16(value); }
-void store(float value, float* out) { *out = value; }
-
-// fn(typed out) for bf16 and f32, the only dtypes here.
-template <typename Fn>
-void with_elements(DType dtype, std::byte* out, const Fn& fn) {
-  if (dtype == DType::bf16) {
-    fn(reinterpret_cast<std::uint16_t*>(out));
-  } else {
-    fn(reinterpret_cast<float*>(out));
-  }
-}
-
-void check_config(const ExpertsConfig& config) {
+void check_config(const ExpertsConfig& config, std::span<const std::string_view> implementations) {
   WHERRY_CHECK_ARGUMENT(config.hidden >= 1, Stage::experts, "hidden is {}; it must be at least 1",
                         config.hidden);
   WHERRY_CHECK_ARGUMENT(config.expert_hidden >= 1, Stage::experts,
@@ -40,210 +22,157 @@ void check_config(const ExpertsConfig& config) {
                         "num_threads is {}; it must be at least 1", config.num_threads);
   const std::string& implementation = config.implementation;
   WHERRY_CHECK_ARGUMENT(
-      implementation.empty() || implementation == "onednn" || implementation == "plain",
-      Stage::experts, "no implementation '{}'; there are onednn and plain", implementation);
+      implementation.empty() ||
+          std::ranges::find(implementations, implementation) != implementations.end(),
+      Stage::experts, "no implementation '{}'; there {} {}", implementation,
+      implementations.size() == 1 ? "is" : "are", fmt::join(implementations, " and "));
   WHERRY_CHECK(config.dtype == DType::bf16 || config.dtype == DType::f32, ErrorCode::unsupported,
                (Error::Where{Stage::experts, -1, -1}), "experts compute in bf16 or f32, not in {}",
                name(config.dtype));
 }
 
+void check_rows(const ExpertsConfig& config, ConstTensorView view, const char* what) {
+  WHERRY_CHECK_ARGUMENT(view.dtype == config.dtype && view.cols == config.hidden, Stage::experts,
+                        "{} is [{}, {}] {}; these experts take [n, {}] {}", what, view.rows,
+                        view.cols, name(view.dtype), config.hidden, name(config.dtype));
+  WHERRY_CHECK_ARGUMENT(view.data != nullptr || view.rows == 0, Stage::experts,
+                        "{} has {} rows and no data", what, view.rows);
+}
+
+// Segments of slots: each within [0, rows).
+void check_segments(std::int64_t num_slots, std::span<const std::int64_t> begin,
+                    std::span<const std::int64_t> counts, std::int64_t rows) {
+  const auto slots = static_cast<std::size_t>(num_slots);
+  WHERRY_CHECK_ARGUMENT(counts.size() == slots && begin.size() >= slots, Stage::experts,
+                        "{} slot_counts and {} slot_begin; there are {} slots", counts.size(),
+                        begin.size(), num_slots);
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    const bool inside = counts[slot] == 0 || (begin[slot] >= 0 && counts[slot] > 0 &&
+                                              begin[slot] <= rows - counts[slot]);
+    WHERRY_CHECK_ARGUMENT(inside, Stage::experts,
+                          "slot {} has {} rows from row {} on, but there are {} rows", slot,
+                          counts[slot], begin[slot], rows);
+  }
+}
+
+void check_gathered(const ExpertsConfig& config, std::int64_t num_slots, const Received& received,
+                    TensorView out, bool on_host) {
+  const std::int64_t rows = received.rows.rows;
+  check_rows(config, received.rows, "received.rows");
+  check_rows(config, out, "out");
+  WHERRY_CHECK_ARGUMENT(out.rows >= rows, Stage::experts, "out has {} rows for {} received",
+                        out.rows, rows);
+  // On a device its lists cannot be looked through.
+  if (!on_host) {
+    const bool told = !received.slot_begin.empty();
+    check_segments(num_slots, received.slot_begin, received.slot_counts,
+                   told ? received.slot_begin.back() : 0);
+    return;
+  }
+  const auto positions = static_cast<std::int64_t>(received.gather.size());
+  check_segments(num_slots, received.slot_begin, received.slot_counts, positions);
+  const auto choices = static_cast<std::int64_t>(received.choices.size());
+  WHERRY_CHECK_ARGUMENT(rows == 0 ? choices == 0 : choices % rows == 0, Stage::experts,
+                        "{} choices for {} received rows", choices, rows);
+  for (std::size_t slot = 0; slot < received.slot_counts.size(); ++slot) {
+    const std::int64_t first = received.slot_begin[slot];
+    for (std::int64_t at = first; at < first + received.slot_counts[slot]; ++at) {
+      const std::int32_t row = received.gather[static_cast<std::size_t>(at)];
+      WHERRY_CHECK_ARGUMENT(row >= 0 && row < rows, Stage::experts,
+                            "position {} of slot {} gathers row {} of {}", at, slot, row, rows);
+    }
+  }
+  for (const Received::TokenChoice& choice : received.choices) {
+    WHERRY_CHECK_ARGUMENT(
+        choice.local_slot < 0 || (choice.position >= 0 && choice.position < positions),
+        Stage::experts, "a choice of slot {} is at position {} of {}", choice.local_slot,
+        choice.position, positions);
+  }
+}
+
 }  // namespace
 
-namespace experts {
+std::string_view name(Matrix matrix) noexcept {
+  switch (matrix) {
+    case Matrix::gate: return "gate";
+    case Matrix::up: return "up";
+    case Matrix::down: return "down";
+  }
+  return "?";
+}
 
-#if !WHERRY_HAS_CPU_EXPERTS
-std::unique_ptr<PanelMatmul> make_onednn_matmul(const PanelShape&, std::string& reason) {
-  const auto* const option =
-      std::ranges::find(build_info::kOptions, "WHERRY_CPU_EXPERTS", &build_info::Option::name);
-  reason = fmt::format("this build has no oneDNN: {}",
-                       option != build_info::kOptions.end() ? option->reason : "not asked for");
-  return nullptr;
+#if !WHERRY_HAS_GPU_EXPERTS
+std::unique_ptr<Mlp> experts::make_cuda_mlp(Device /*device*/, const ExpertsConfig& /*config*/,
+                                            std::span<const int> /*experts*/,
+                                            const WeightSource& /*fill*/) {
+  throw Error(ErrorCode::unsupported, {Stage::experts, -1, -1},
+              fmt::format("this build has no experts on GPUs: {}",
+                          build_info::reason_of("WHERRY_GPU_EXPERTS")));
 }
 #endif
 
-void PackedMatrix::pack(std::int64_t slot, const std::byte* weights) const {
-  const std::int64_t row_bytes = shape.inner * dtype_bytes(shape.dtype);
-  std::vector<std::byte> padded;
-  for (std::int64_t at = 0; at < num_panels; ++at) {
-    const std::byte* from = weights + at * shape.cols * row_bytes;
-    if (cols_of(at) < shape.cols) {
-      padded.assign(static_cast<std::size_t>(shape.cols * row_bytes), std::byte{0});
-      std::memcpy(padded.data(), from, static_cast<std::size_t>(cols_of(at) * row_bytes));
-      from = padded.data();
-    }
-    matmul->pack(from, const_cast<std::byte*>(panel(slot, at)));
+GatedMlp::GatedMlp(const ExpertsConfig& config, std::span<const int> experts,
+                   const WeightSource& fill)
+    : GatedMlp(Device::cpu(), config, experts, fill) {}
+GatedMlp::GatedMlp(Device device, const ExpertsConfig& config, std::span<const int> experts,
+                   const WeightSource& fill) {
+  if (device.kind == Device::Kind::cpu) {
+    check_config(config, kOnCpu);
+    mlp_ = experts::make_cpu_mlp(config, experts, fill);
+  } else {
+    check_config(config, kOnCuda);
+    mlp_ = experts::make_cuda_mlp(device, config, experts, fill);
   }
 }
+GatedMlp::GatedMlp(GatedMlp&&) noexcept = default;
+GatedMlp& GatedMlp::operator=(GatedMlp&&) noexcept = default;
+GatedMlp::~GatedMlp() = default;
 
-}  // namespace experts
-
-GatedMlp::State::State(const ExpertsConfig& config_in, std::span<const int> experts_in,
-                       const WeightSource& fill)
-    : config((check_config(config_in), config_in)),
-      num_slots(static_cast<std::int64_t>(experts_in.size())),
-      team(config_in.num_threads) {
-  choose_implementation();
-  pack_experts(experts_in, fill);
-  const auto elements = static_cast<std::size_t>(kBlockRows * dtype_bytes(config.dtype));
-  staged = Pages(elements * static_cast<std::size_t>(config.hidden), "rows of the experts");
-  activations = Pages(elements * static_cast<std::size_t>(config.expert_hidden),
-                      "activations of the experts");
-  gates = Pages(
-      static_cast<std::size_t>(kBlockRows * gate.num_panels * gate.shape.cols) * sizeof(float),
-      "activations of the experts");
+const ExpertsConfig& GatedMlp::config() const noexcept { return mlp_->config; }
+Device GatedMlp::device() const noexcept { return mlp_->device(); }
+void GatedMlp::set_stream(void* stream) { mlp_->set_stream(stream); }
+std::int64_t GatedMlp::num_slots() const noexcept { return mlp_->num_slots; }
+std::uint64_t GatedMlp::weight_bytes() const noexcept { return mlp_->weight_bytes(); }
+const GatedMlp::Implementation& GatedMlp::implementation() const noexcept {
+  return mlp_->implementation;
 }
 
-void GatedMlp::State::choose_implementation() {
-  const auto in = PanelShape::choose(config.hidden, config.expert_hidden, config.dtype);
-  const auto out = PanelShape::choose(config.expert_hidden, config.hidden, config.dtype);
-  implementation = {"plain", "asked for"};
-  if (config.implementation != "plain") {
-    if (config.dtype == DType::bf16) {
-      inward = experts::make_onednn_matmul(in, implementation.reason);
-      if (inward) outward = experts::make_onednn_matmul(out, implementation.reason);
-    } else {
-      implementation.reason = "oneDNN is used for bf16 only";
-    }
-    if (outward) implementation.name = "onednn";
-    WHERRY_CHECK(outward || config.implementation.empty(), ErrorCode::unsupported,
-                 (Error::Where{Stage::experts, -1, -1}), "the experts cannot run on oneDNN: {}",
-                 implementation.reason);
-  }
-  if (!outward) {
-    inward = experts::make_plain_matmul(in);
-    outward = experts::make_plain_matmul(out);
-  }
-  gate = up = {in, inward.get(), config.expert_hidden,
-               (config.expert_hidden + in.cols - 1) / in.cols, nullptr};
-  down = {out, outward.get(), config.hidden, (config.hidden + out.cols - 1) / out.cols, nullptr};
+void GatedMlp::forward(ConstTensorView rows, std::span<const std::int64_t> slot_begin,
+                       std::span<const std::int64_t> slot_counts, TensorView out) {
+  check_rows(config(), rows, "rows");
+  check_rows(config(), out, "out");
+  check_segments(num_slots(), slot_begin, slot_counts, std::min(rows.rows, out.rows));
+  mlp_->forward(rows, slot_begin, slot_counts, out);
 }
 
-void GatedMlp::State::pack_experts(std::span<const int> experts_in, const WeightSource& fill) {
-  const std::array<experts::PackedMatrix*, 3> matrices = {&gate, &up, &down};
-  std::size_t total = 0;
-  for (const experts::PackedMatrix* matrix : matrices) {
-    total +=
-        static_cast<std::size_t>(num_slots * matrix->num_panels) * matrix->matmul->panel_bytes();
+void GatedMlp::forward_slots(ConstTensorView rows, std::span<const std::int64_t> slot_counts,
+                             TensorView out) {
+  check_rows(config(), rows, "rows");
+  check_rows(config(), out, "out");
+  const std::int64_t slots = std::max<std::int64_t>(num_slots(), 1);
+  const std::int64_t rows_per_slot = rows.rows / slots;
+  WHERRY_CHECK_ARGUMENT(rows.rows % slots == 0 && out.rows == rows.rows, Stage::experts,
+                        "{} rows and {} of out; both must be the same multiple of {} slots",
+                        rows.rows, out.rows, num_slots());
+  // In a captured graph the host knows no counts.
+  if (slot_counts.empty() && device().kind == Device::Kind::cuda) {
+    return mlp_->forward_slots(rows, rows_per_slot, {}, out);
   }
-  weights = Pages(total, "the weights of the experts");
-  std::byte* next = weights.data();
-  for (experts::PackedMatrix* matrix : matrices) {
-    matrix->first_panel = next;
-    next +=
-        static_cast<std::size_t>(num_slots * matrix->num_panels) * matrix->matmul->panel_bytes();
+  std::vector<std::int64_t> begin;
+  for (std::size_t slot = 0; slot < slot_counts.size(); ++slot) {
+    WHERRY_CHECK_ARGUMENT(slot_counts[slot] <= rows_per_slot, Stage::experts,
+                          "slot {} has {} rows; it holds {}", slot, slot_counts[slot],
+                          rows_per_slot);
+    begin.push_back(static_cast<std::int64_t>(slot) * rows_per_slot);
   }
-  if (num_slots == 0) return;
-  // The three matrices of an expert are of one size: the buffer holds one at a time.
-  const Pages plain(static_cast<std::size_t>(config.expert_hidden * row_bytes()),
-                    "the weights of one expert");
-  for (std::int64_t slot = 0; slot < num_slots; ++slot) {
-    for (const Matrix which : {Matrix::gate, Matrix::up, Matrix::down}) {
-      const experts::PackedMatrix& matrix = *matrices[static_cast<std::size_t>(which)];
-      TensorView view;
-      view.data = plain.data();
-      view.dtype = config.dtype;
-      view.rows = matrix.outputs;
-      view.cols = matrix.shape.inner;
-      fill(experts_in[static_cast<std::size_t>(slot)], which, view);
-      matrix.pack(slot, plain.data());
-    }
-  }
+  check_segments(num_slots(), begin, slot_counts, rows.rows);
+  mlp_->forward_slots(rows, rows_per_slot, slot_counts, out);
 }
 
-experts::Block GatedMlp::State::block_of(ConstTensorView rows, std::int64_t begin,
-                                         std::int64_t count) {
-  experts::Block block{.chunks = {}, .num_rows = count};
-  const bool tight = rows.pitch() == row_bytes();
-  for (std::int64_t first = 0; first < count; first += kPanelRows) {
-    auto& chunk = block.chunks[static_cast<std::size_t>(first / kPanelRows)];
-    if (tight && first + kPanelRows <= count) {
-      chunk = rows.row(begin + first);
-      continue;
-    }
-    std::byte* to = staged.data() + first * row_bytes();
-    chunk = to;
-    const std::int64_t end = std::min(first + kPanelRows, count);
-    for (std::int64_t row = first; row < end; ++row, to += row_bytes()) {
-      std::memcpy(to, rows.row(begin + row), static_cast<std::size_t>(row_bytes()));
-    }
-  }
-  return block;
-}
-
-experts::Block GatedMlp::State::gathered_block(ConstTensorView rows,
-                                               std::span<const std::int32_t> gather) {
-  experts::Block block{.chunks = {}, .num_rows = static_cast<std::int64_t>(gather.size())};
-  std::byte* to = staged.data();
-  for (std::size_t i = 0; i < gather.size(); ++i, to += row_bytes()) {
-    if (i % kPanelRows == 0) block.chunks[i / kPanelRows] = to;
-    std::memcpy(to, rows.row(gather[i]), static_cast<std::size_t>(row_bytes()));
-  }
-  return block;
-}
-
-template <typename Fn>
-void GatedMlp::State::for_panels(std::int64_t num_panels, const Fn& fn) {
-  // Team::split() does not spread fewer items than threads.
-  const auto items = std::max<std::int64_t>(num_panels, config.num_threads);
-  team.split(items, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t panel = begin; panel < std::min(end, num_panels); ++panel) fn(panel);
-  });
-}
-
-void GatedMlp::State::run(std::int64_t slot, const experts::Block& block, TensorView out,
-                          std::int64_t first_out) {
-  for_panels(gate.num_panels, [&](std::int64_t panel) { run_inward(slot, block, panel); });
-  for_panels(down.num_panels,
-             [&](std::int64_t panel) { run_outward(slot, block.num_rows, panel, out, first_out); });
-}
-
-// silu(gate) * up for the columns of one panel, all rows past `gate` before the first meets `up`.
-void GatedMlp::State::run_inward(std::int64_t slot, const experts::Block& block,
-                                 std::int64_t panel) {
-  const std::int64_t cols = gate.shape.cols;
-  float* const gate_sums = reinterpret_cast<float*>(gates.data()) + panel * kBlockRows * cols;
-  alignas(64) float up_sums[kPanelRows * kMaxPanelCols];
-  for (std::int64_t first = 0; first < block.num_rows; first += kPanelRows) {
-    inward->multiply(block.chunks[static_cast<std::size_t>(first / kPanelRows)],
-                     std::min(kPanelRows, block.num_rows - first), gate.panel(slot, panel),
-                     gate_sums + first * cols);
-  }
-  const std::int64_t element = dtype_bytes(config.dtype);
-  std::byte* const out = activations.data() + panel * cols * element;
-  for (std::int64_t first = 0; first < block.num_rows; first += kPanelRows) {
-    const std::int64_t num_rows = std::min(kPanelRows, block.num_rows - first);
-    inward->multiply(block.chunks[static_cast<std::size_t>(first / kPanelRows)], num_rows,
-                     up.panel(slot, panel), up_sums);
-    for (std::int64_t row = 0; row < num_rows; ++row) {
-      const float* const g = gate_sums + (first + row) * cols;
-      const float* const u = up_sums + row * cols;
-      with_elements(config.dtype, out + (first + row) * config.expert_hidden * element,
-                    [&](auto* to) {
-                      for (std::int64_t c = 0; c < gate.cols_of(panel); ++c) {
-                        store(experts::silu_times(g[c], u[c]), to + c);
-                      }
-                    });
-    }
-  }
-}
-
-void GatedMlp::State::run_outward(std::int64_t slot, std::int64_t num_rows, std::int64_t panel,
-                                  TensorView out, std::int64_t first_out) {
-  const std::int64_t cols = down.shape.cols;
-  const std::int64_t element = dtype_bytes(config.dtype);
-  alignas(64) float sums[kPanelRows * kMaxPanelCols];
-  for (std::int64_t first = 0; first < num_rows; first += kPanelRows) {
-    const std::int64_t here = std::min(kPanelRows, num_rows - first);
-    outward->multiply(activations.data() + first * config.expert_hidden * element, here,
-                      down.panel(slot, panel), sums);
-    for (std::int64_t row = 0; row < here; ++row) {
-      const float* const from = sums + row * cols;
-      with_elements(config.dtype, out.row(first_out + first + row) + panel * cols * element,
-                    [&](auto* to) {
-                      for (std::int64_t c = 0; c < down.cols_of(panel); ++c) store(from[c], to + c);
-                    });
-    }
-  }
+void GatedMlp::forward_gathered(const Received& received, TensorView out) {
+  const bool on_host = device().kind == Device::Kind::cpu;
+  check_gathered(config(), num_slots(), received, out, on_host);
+  mlp_->forward_gathered(received, out);
 }
 
 }  // namespace wherry

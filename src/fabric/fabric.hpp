@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "wherry/group.hpp"
@@ -39,6 +40,7 @@ struct WindowRequest {
   std::uint64_t bytes = 0;
   bool populate = false;  // touch every page now
   Seconds deadline = kDefaultDeadline;
+  std::span<std::byte> memory = {};  // cuda_peer: the caller's, for this rank's window; empty: none
 };
 
 using ConnectFn = std::function<std::unique_ptr<Fabric>(const Group&, const WindowRequest&)>;

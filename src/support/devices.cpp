@@ -3,6 +3,7 @@
 #include "support/build_info.hpp"
 
 #if WHERRY_HAS_CUDA
+#include "fabric/cuda_peer/memory.hpp"
 #include "kernels/cuda/launch.hpp"
 #endif
 
@@ -29,15 +30,14 @@ Devices find_devices() {
     device.compute_minor = properties.minor;
     device.memory_bytes = properties.totalGlobalMem;
     static_cast<void>(kernels::cuda::has_bulk_copies(ordinal, device.bulk_copies));
+    device.no_virtual_memory = cuda::VirtualMemory::problem(ordinal);
   }
   return devices;
 }
 #else
 Devices find_devices() {
   Devices devices;
-  for (const build_info::Option& option : build_info::kOptions) {
-    if (option.name == "WHERRY_CUDA") devices.problem = option.reason;
-  }
+  devices.problem = build_info::reason_of("WHERRY_CUDA");
   return devices;
 }
 #endif

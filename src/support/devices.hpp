@@ -13,7 +13,8 @@ struct DeviceDescription {
   int compute_major = 0;
   int compute_minor = 0;
   std::uint64_t memory_bytes = 0;
-  bool bulk_copies = false;  // rows go by them; otherwise by ordinary copies
+  bool bulk_copies = false;       // rows go by them; otherwise by ordinary copies
+  std::string no_virtual_memory;  // why windows are shared by CUDA IPC; empty: by virtual memory
 };
 struct Devices {
   std::vector<DeviceDescription> found;  // in the order of Device::ordinal

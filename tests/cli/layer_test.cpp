@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/command.hpp"
+#include "support/devices.hpp"
 
 namespace wherry::test {
 namespace {
@@ -157,6 +158,18 @@ TEST(LayerReplicas, ArePlacedByLoadAndEvenItOut) {
   const Finished uneven = wherry(words(skewed + "--replicas 3"));
   EXPECT_EQ(uneven.code, 2);
   EXPECT_THAT(uneven.err, HasSubstr("--replicas 4 would do"));
+}
+
+TEST(LayerOnCuda, SaysWhyWhereThereIsNoGpu) {
+  if (!find_devices().found.empty()) GTEST_SKIP() << "there is a GPU; scripts/gpu_test.sh runs it";
+  for (const char* ranks_are : {"--processes", "--threads"}) {
+    const Finished done =
+        wherry({"layer", "--ranks", "2", "--device", "cuda", "--expert-hidden", "32", ranks_are});
+    EXPECT_EQ(done.code, 2);
+    EXPECT_EQ(done.out, "");
+    EXPECT_THAT(done.err, testing::AnyOf(testing::HasSubstr("no CUDA device can be used"),
+                                         testing::HasSubstr("this build has no CUDA")));
+  }
 }
 
 TEST(LayerText, IsATableAndTheVerdict) {

@@ -183,6 +183,7 @@ Received CudaExchange::end_dispatch(Generation& g) {
   r.device.slot_begin = g.plan.slot_begin;
   r.device.num_rows = g.plan.totals;
   static_assert(sizeof(kernel::TokenChoice) == sizeof(Received::TokenChoice));
+  r.device.topk = config().topk;
   r.device.choices = reinterpret_cast<const Received::TokenChoice*>(g.choices);
   r.device.gather = g.gather;
   r.device.row_scalars = reinterpret_cast<const float*>(context_.own + l.scalar(index, 0));

@@ -47,20 +47,43 @@ std::string unsupported(const ExchangeConfig& config, const Placement& placement
 
 }  // namespace
 
-CudaExchange::CudaExchange(const Group& group, Device device, const ExchangeConfig& config_in)
-    : device_(device) {
-  agree(group, device, config_in);
+std::vector<std::unique_ptr<DeviceExchange>> make_exchanges(const Group& group, Device device,
+                                                            std::span<const ExchangeConfig> configs,
+                                                            std::span<std::byte> window) {
+  for (const ExchangeConfig& config : configs) agree(group, device, config);
   const std::vector<CudaPlace> places = find_places(group, device);
+  std::vector<std::unique_ptr<CudaExchange>> exchanges;
+  std::vector<layout::WindowParams> params;
+  for (const ExchangeConfig& config : configs) {
+    exchanges.push_back(std::make_unique<CudaExchange>(group, device, places, config));
+    params.push_back(exchanges.back()->window_params());
+  }
+  const SharedLayout shared = share_window(params);
+  const auto windows = std::make_shared<MappedWindows>();
+  windows->fabric = std::make_unique<CudaPeerFabric>(
+      group, places,
+      WindowRequest{shared.bytes, configs.front().populate, configs.front().deadline, window});
+  windows->shared = configs.size() > 1;
+  std::vector<std::unique_ptr<DeviceExchange>> made;
+  for (std::size_t i = 0; i < exchanges.size(); ++i) {
+    exchanges[i]->attach(group, windows, shared.places[i]);
+    made.push_back(std::move(exchanges[i]));
+  }
+  return made;
+}
+
+CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<CudaPlace>& places,
+                           const ExchangeConfig& config_in)
+    : device_(device) {
   const auto mine = static_cast<std::size_t>(group.rank());
   ExchangeConfig config = config_in;
-  std::vector<int> together;
   int sharing = 0;
   for (std::size_t peer = 0; peer < places.size(); ++peer) {
     one_gpu_ = one_gpu_ && same_gpu(places[peer], places.front());
     if (same_gpu(places[peer], places[mine])) ++sharing;
     if (!launch_together(places[peer], places[mine])) continue;
-    if (peer == mine) local_ = static_cast<int>(together.size());
-    together.push_back(static_cast<int>(peer));
+    if (peer == mine) local_ = static_cast<int>(together_.size());
+    together_.push_back(static_cast<int>(peer));
   }
   // Over a link the fewest bytes are one row per (token, rank).
   if (!config.sum_at.has_value() && !one_gpu_ &&
@@ -84,9 +107,9 @@ CudaExchange::CudaExchange(const Group& group, Device device, const ExchangeConf
         "blocks must run at once",
         num_sms_, sharing, sms);
   }
-  if (problem.empty() && static_cast<int>(together.size()) > kernel::kMaxRanksPerLaunch) {
+  if (problem.empty() && static_cast<int>(together_.size()) > kernel::kMaxRanksPerLaunch) {
     problem = fmt::format("{} ranks are threads of one process on one GPU; at most {} may be",
-                          together.size(), kernel::kMaxRanksPerLaunch);
+                          together_.size(), kernel::kMaxRanksPerLaunch);
   }
   if (problem.empty() &&
       !kernel::plan_fits(config.experts, first.num_slots(), group.size(), shared_bytes_)) {
@@ -116,21 +139,25 @@ CudaExchange::CudaExchange(const Group& group, Device device, const ExchangeConf
   const double ranks = group.size();
   everywhere_ = ranks * (1.0 - std::pow(1.0 - 1.0 / ranks, config.topk));
   generations_.resize(static_cast<std::size_t>(config.depth));
-  context_.layout = layout::make_window_layout(owner_->capacity.params);
-  fabric_ = std::make_unique<CudaPeerFabric>(
-      group, places, WindowRequest{context_.layout.bytes, config.populate, config.deadline});
-  take_memory();
+}
+
+void CudaExchange::attach(const Group& group, std::shared_ptr<MappedWindows> windows,
+                          const SharedLayout::Place& place) {
+  const DeviceGuard guard(device_.ordinal);
+  windows_ = std::move(windows);
+  context_.layout = layout::make_window_layout(window_params(), place.rows_begin);
+  take_memory(place.begin);
 
   // The first of the ranks that launch together makes what they share.
   std::shared_ptr<Launches> made;
-  if (local_ == 0) made = std::make_shared<Launches>(together, config.deadline);
+  if (local_ == 0) made = std::make_shared<Launches>(together_, config().deadline);
   struct Address {
     const std::shared_ptr<Launches>* launches;
   };
   const Address mine_to_share{&made};
   const auto all = group.allgather(std::as_bytes(std::span(&mine_to_share, 1)));
   Address leader{};
-  std::memcpy(&leader, all[static_cast<std::size_t>(together.front())].data(), sizeof(leader));
+  std::memcpy(&leader, all[static_cast<std::size_t>(together_.front())].data(), sizeof(leader));
   launches_ = *leader.launches;
   group.barrier();  // all have copied it, and nobody signals before everybody has mapped
 }
@@ -143,9 +170,10 @@ CudaExchange::~CudaExchange() {
   } catch (const Error&) {
     return;
   }
+  if (windows_ != nullptr && windows_->user == this) windows_->user = nullptr;
 }
 
-void CudaExchange::take_memory() {
+void CudaExchange::take_memory(std::uint64_t begin) {
   const ExchangeConfig& c = config();
   const auto ranks = static_cast<std::size_t>(size());
   const auto slots = static_cast<std::size_t>(placement_.num_slots());
@@ -184,11 +212,11 @@ void CudaExchange::take_memory() {
 
   std::vector<std::byte*> bases(ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer)
-    bases[peer] = fabric_->window(static_cast<int>(peer));
+    bases[peer] = windows_->fabric->window(static_cast<int>(peer)) + begin;
   owner_->side.write(static_cast<void*>(windows), static_cast<const void*>(bases.data()),
                      ranks * sizeof(std::byte*));
   context_.windows = windows;
-  context_.own = fabric_->window(rank());
+  context_.own = bases[static_cast<std::size_t>(rank())];
   context_.fault_record = owner_->fault_record();
   context_.deadline_ns = static_cast<std::uint64_t>(c.deadline.count() * 1e9);
   context_.rank = rank();
@@ -242,7 +270,7 @@ void CudaExchange::throw_if_failed() const {
   Error error = error_of_fault(word, rank());
   // A rank that is gone cannot be late.
   if (error.code() == ErrorCode::timeout && static_cast<int>(fault.blamed) != rank() &&
-      !fabric_->alive(static_cast<int>(fault.blamed))) {
+      !windows_->fabric->alive(static_cast<int>(fault.blamed))) {
     throw Error(ErrorCode::peer_failed, {error.stage(), rank(), error.peer()},
                 fmt::format("step {} (low 16 bits): rank {} has ended; reported by rank {}",
                             fault.step, fault.blamed, fault.reporter));
@@ -338,6 +366,7 @@ void CudaExchange::check_tensor(Stage stage, std::uint64_t step, const char* arg
 
 CudaExchange::Generation* CudaExchange::oldest_uncombined(std::uint64_t plan_serial) noexcept {
   Generation* oldest = nullptr;
+  if (windows_->shared && windows_->user != this) return nullptr;  // its rows are another's now
   for (Generation& g : generations_) {
     if (g.phase != Phase::received || g.plan_serial != plan_serial) continue;
     if (oldest == nullptr || g.step < oldest->step) oldest = &g;
@@ -352,6 +381,46 @@ void CudaExchange::tell(const kernel::TellArgs& args, Stage stage) {
                     });
 }
 
+bool CudaExchange::in_flight() const noexcept {
+  return std::ranges::any_of(generations_, [](const Generation& g) {
+    return g.phase == Phase::sending || g.phase == Phase::combining;
+  });
+}
+
+void CudaExchange::take_window() {
+  MappedWindows& windows = *windows_;
+  if (!windows.shared) return;
+  cudaStreamCaptureStatus status{};
+  unsigned long long capture = 0;
+  cuda::check(cudaStreamGetCaptureInfo(stream_, &status, &capture), at(Stage::dispatch_send),
+              "cudaStreamGetCaptureInfo");
+  const bool captures = status == cudaStreamCaptureStatusActive;
+  const bool mine = windows.user == this;
+  // Graphs run when they like: each takes its turn itself, and once there are any, so does each call.
+  if (mine && (captures ? capture == windows.capture : !windows.captured)) return;
+  WHERRY_CHECK(mine || windows.user == nullptr || !windows.user->in_flight(), ErrorCode::misuse,
+               at(Stage::dispatch_send),
+               "another exchange of this window has a dispatch or combine in flight");
+  if (captures) {
+    windows.captured = true;
+    windows.capture = capture;
+  }
+  if (windows.used || captures) {
+    kernel::TellArgs handover{};
+    handover.context = context_;
+    handover.channel = layout::Channel::handover;
+    handover.send = handover.receive = true;
+    tell(handover, Stage::dispatch_send);
+  }
+  windows.user = this;
+  windows.used = true;
+  if (mine) return;
+  // What this exchange had received before the others' turns is overwritten.
+  for (Generation& g : generations_) {
+    if (g.phase == Phase::received) g.phase = Phase::lost;
+  }
+}
+
 CudaExchange::Generation& CudaExchange::enter() {
   const std::uint64_t step = steps_ + 1;
   Generation& g = at_step(step);
@@ -359,10 +428,12 @@ CudaExchange::Generation& CudaExchange::enter() {
                at(Stage::dispatch_send),
                "step {} needs the generation of step {}, whose {} has not finished; depth is {}",
                step, g.step, g.phase == Phase::sending ? "dispatch" : "combine", config().depth);
+  take_window();
   // Paired use frees itself (design 5.4). Otherwise every rank says that it is done (5.6).
-  if (g.phase == Phase::received || g.phase == Phase::released) {
+  if (g.phase == Phase::received || g.phase == Phase::released || g.phase == Phase::lost) {
     kernel::TellArgs credits{};
     credits.context = context_;
+    credits.channel = layout::Channel::credit;
     credits.generation = generation_of(step);
     credits.send = g.phase != Phase::released;
     credits.receive = true;
@@ -385,6 +456,7 @@ void CudaExchange::release(const Received& received) {
                received.step);
   kernel::TellArgs credits{};
   credits.context = context_;
+  credits.channel = layout::Channel::credit;
   credits.generation = generation_of(received.step);
   credits.send = true;
   tell(credits, Stage::release);
@@ -417,10 +489,7 @@ void CudaExchange::reset_loads() {
 void CudaExchange::set_placement(const Placement& placement) {
   const DeviceGuard guard(device_.ordinal);
   throw_if_failed();
-  const bool in_flight = std::ranges::any_of(generations_, [](const Generation& g) {
-    return g.phase == Phase::sending || g.phase == Phase::combining;
-  });
-  WHERRY_CHECK(!in_flight, ErrorCode::misuse, at(Stage::placement),
+  WHERRY_CHECK(!in_flight(), ErrorCode::misuse, at(Stage::placement),
                "a dispatch or combine is in flight; finish it first");
   check_switch(placement, placement_, rank());
   // Plans in the stream still read the placement before, and add to its loads.

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "exchange/config.hpp"
 #include "exchange/cuda/launches.hpp"
 #include "exchange/cuda/plan.hpp"
 #include "exchange/device.hpp"
@@ -17,10 +19,37 @@
 
 namespace wherry::cuda {
 
+class CudaExchange;
+
+// The windows of all ranks, and whose rows are in them. Exchanges that share it take turns.
+struct MappedWindows {
+  std::unique_ptr<CudaPeerFabric> fabric;
+  bool shared = false;
+  const CudaExchange* user = nullptr;  // whose turn it is; null: nobody's
+  bool used = false;                   // somebody has had a turn
+  bool captured = false;           // in a graph: whose turn it is when it runs, nobody here knows
+  unsigned long long capture = 0;  // the last such graph
+};
+
+// Collective. One exchange for each configuration, all of them at one window. See
+// make_sharing_exchanges().
+[[nodiscard]] std::vector<std::unique_ptr<DeviceExchange>> make_exchanges(
+    const Group& group, Device device, std::span<const ExchangeConfig> configs,
+    std::span<std::byte> window);
+
 class CudaExchange final : public DeviceExchange {
  public:
-  CudaExchange(const Group& group, Device device, const ExchangeConfig& config);
+  // Collective. Checks the configuration and this machine; to be used after attach().
+  CudaExchange(const Group& group, Device device, const std::vector<CudaPlace>& places,
+               const ExchangeConfig& config);
   ~CudaExchange() override;
+
+  [[nodiscard]] const layout::WindowParams& window_params() const noexcept {
+    return owner_->capacity.params;
+  }
+  // Collective. Its place at the windows.
+  void attach(const Group& group, std::shared_ptr<MappedWindows> windows,
+              const SharedLayout::Place& place);
 
   [[nodiscard]] Device device() const noexcept override { return device_; }
   [[nodiscard]] const ExchangeConfig& config() const noexcept override { return owner_->config; }
@@ -30,7 +59,9 @@ class CudaExchange final : public DeviceExchange {
   [[nodiscard]] std::string_view kernels() const noexcept override {
     return bulk_ ? "cuda" : "cuda_copy";
   }
-  [[nodiscard]] std::string_view fabric() const noexcept override { return fabric_->name(); }
+  [[nodiscard]] std::string_view fabric() const noexcept override {
+    return windows_->fabric->name();
+  }
   [[nodiscard]] std::uint64_t window_bytes() const noexcept override {
     return context_.layout.bytes;
   }
@@ -59,7 +90,16 @@ class CudaExchange final : public DeviceExchange {
   void set_placement(const Placement& placement) override;
 
  private:
-  enum class Phase : std::uint8_t { unused, sending, received, combining, combined, released };
+  // lost: another exchange had its turn at the window.
+  enum class Phase : std::uint8_t {
+    unused,
+    sending,
+    received,
+    combining,
+    combined,
+    released,
+    lost,
+  };
   struct Generation {
     Phase phase = Phase::unused;
     std::uint64_t step = 0;
@@ -74,7 +114,7 @@ class CudaExchange final : public DeviceExchange {
     std::int32_t* gather = nullptr;                 // tokens
   };
 
-  void take_memory();
+  void take_memory(std::uint64_t begin);
   void write_placement();
 
   // Of every call.
@@ -98,6 +138,9 @@ class CudaExchange final : public DeviceExchange {
   [[nodiscard]] Generation& at_step(std::uint64_t step) noexcept {
     return generations_[generation_of(step)];
   }
+  // A handover, if another exchange of the window had the last turn, or may have it in a graph.
+  void take_window();
+  [[nodiscard]] bool in_flight() const noexcept;
   Generation& enter();
   [[nodiscard]] Generation* oldest_uncombined(std::uint64_t plan_serial) noexcept;
   void tell(const kernels::cuda::TellArgs& args, Stage stage);
@@ -148,7 +191,8 @@ class CudaExchange final : public DeviceExchange {
   int num_sms_ = 0;
   int shared_bytes_ = 0;
   double everywhere_ = 1;  // ranks that a token goes to, on average
-  std::unique_ptr<CudaPeerFabric> fabric_;
+  std::shared_ptr<MappedWindows> windows_;
+  std::vector<int> together_;  // ranks that launch together
   std::shared_ptr<Launches> launches_;
   int local_ = 0;  // this rank among those that launch together
   cudaStream_t stream_ = nullptr;

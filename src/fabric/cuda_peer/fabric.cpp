@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <thread>
 
 #include "fabric/addressable.hpp"
+#include "fabric/shm/sockets.hpp"
 #include "group/state.hpp"
 #include "support/check.hpp"
 #include "support/host.hpp"
@@ -15,9 +17,6 @@
 namespace wherry {
 
 namespace {
-
-// A GPU window takes whole pages of the device, so that IPC shares nothing else.
-constexpr std::uint64_t kPage = std::uint64_t{2} << 20;
 
 Error::Where at_startup(const Group& group, int peer = -1) {
   return {Stage::startup, group.rank(), peer};
@@ -36,15 +35,30 @@ void agree_on_problem(const Group& group, ErrorCode code, const std::string& pro
   }
 }
 
+// What is wrong with the caller's memory for a window; empty: nothing.
+std::string problem_of(const WindowRequest& request, int ordinal) {
+  constexpr std::uintptr_t kAlignment = 256;
+  const std::span<std::byte> memory = request.memory;
+  if (memory.empty()) return {};
+  if (memory.size() < request.bytes) {
+    return fmt::format("the memory for the window has {} bytes; the window takes {}", memory.size(),
+                       request.bytes);
+  }
+  if (reinterpret_cast<std::uintptr_t>(memory.data()) % kAlignment != 0) {
+    return fmt::format("the memory for the window is not aligned to {} bytes", kAlignment);
+  }
+  cudaPointerAttributes attributes{};
+  cuda::check(cudaPointerGetAttributes(&attributes, memory.data()), {Stage::startup, -1, -1},
+              "cudaPointerGetAttributes");
+  if (attributes.type != cudaMemoryTypeDevice || attributes.device != ordinal) {
+    return fmt::format("the memory for the window is not memory of cuda:{}", ordinal);
+  }
+  return {};
+}
+
 std::uint64_t closed_word(int peer) {
   return static_cast<std::uint64_t>(peer) * layout::kSignalStride;
 }
-
-// What a rank tells the others of its window.
-struct WindowAddress {
-  const std::shared_ptr<cuda::DeviceMemory>* memory = nullptr;  // for ranks of its process
-  cudaIpcMemHandle_t handle{};
-};
 
 }  // namespace
 
@@ -89,63 +103,10 @@ CudaPeerFabric::CudaPeerFabric(const Group& group, const std::vector<CudaPlace>&
       host_(group.state().connect(
           group,
           {layout::round_up(places.size() * layout::kSignalStride, 4096), true, request.deadline})),
-      beside_(places.size()),
-      opened_(places.size(), false),
-      windows_(places.size(), nullptr) {
-  const CudaPlace& here = places[static_cast<std::size_t>(rank_)];
-  const cuda::DeviceGuard guard(here.ordinal);
-  std::string problem;
-  WindowAddress mine;
+      kind_(choose(group, places, request)),
+      windows_(places.size()) {
   try {
-    own_ =
-        std::make_shared<cuda::DeviceMemory>(here.ordinal, layout::round_up(request.bytes, kPage));
-    mine.memory = &own_;
-  } catch (const Error& error) {
-    problem = fmt::format("no memory for a window of {} bytes: {}", request.bytes, error.message());
-  }
-  agree_on_problem(group, ErrorCode::out_of_memory, problem);
-  bool alone = true;
-  for (const CudaPlace& place : places) alone = alone && place.process == here.process;
-  if (!alone) {
-    cuda::check(cudaIpcGetMemHandle(&mine.handle, own_->get()), at_startup(group),
-                "cudaIpcGetMemHandle");
-  }
-  const auto all = group.allgather(std::as_bytes(std::span(&mine, 1)));
-  try {
-    for (std::size_t peer = 0; peer < places.size(); ++peer) {
-      WindowAddress theirs;
-      std::memcpy(&theirs, all[peer].data(), sizeof(theirs));
-      const Error::Where where = at_startup(group, static_cast<int>(peer));
-      if (places[peer].process == here.process) {
-        beside_[peer] = *theirs.memory;
-        windows_[peer] = beside_[peer]->get();
-        if (places[peer].ordinal == here.ordinal) continue;
-        int reaches = 0;
-        cuda::check(cudaDeviceCanAccessPeer(&reaches, here.ordinal, places[peer].ordinal), where,
-                    "cudaDeviceCanAccessPeer");
-        WHERRY_CHECK(reaches != 0, ErrorCode::unsupported, where,
-                     "GPU {} cannot address the memory of GPU {}", here.ordinal,
-                     places[peer].ordinal);
-        const cudaError_t enabled = cudaDeviceEnablePeerAccess(places[peer].ordinal, 0);
-        if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
-          static_cast<void>(cudaGetLastError());
-        } else {
-          cuda::check(enabled, where, "cudaDeviceEnablePeerAccess");
-        }
-      } else {
-        void* opened = nullptr;
-        cuda::check(cudaIpcOpenMemHandle(&opened, theirs.handle, cudaIpcMemLazyEnablePeerAccess),
-                    where, "cudaIpcOpenMemHandle");
-        windows_[peer] = static_cast<std::byte*>(opened);
-        opened_[peer] = true;
-      }
-    }
-  } catch (const Error& error) {
-    problem = error.message();
-  }
-  // Also says that all have copied the addresses.
-  try {
-    agree_on_problem(group, ErrorCode::unsupported, problem);
+    make(group, places, request);
   } catch (const Error&) {
     close();
     throw;
@@ -154,18 +115,125 @@ CudaPeerFabric::CudaPeerFabric(const Group& group, const std::vector<CudaPlace>&
 
 CudaPeerFabric::~CudaPeerFabric() { close(); }
 
+std::string_view CudaPeerFabric::name() const noexcept {
+  switch (kind_) {
+    case Windows::pointers: return "cuda_peer, pointers";
+    case Windows::virtual_memory: return "cuda_peer, virtual memory";
+    case Windows::ipc: return "cuda_peer, CUDA IPC";
+  }
+  return "cuda_peer";
+}
+
+CudaPeerFabric::Windows CudaPeerFabric::choose(const Group& group,
+                                               const std::vector<CudaPlace>& places,
+                                               const WindowRequest& request) const {
+  const CudaPlace& here = places[static_cast<std::size_t>(rank_)];
+  const char* const variable = std::getenv("WHERRY_CUDA_WINDOWS");
+  const std::string asked = variable != nullptr ? variable : "";
+  const bool known = asked.empty() || asked == "virtual_memory" || asked == "ipc";
+  agree_on_problem(
+      group, ErrorCode::bad_argument,
+      known ? std::string()
+            : fmt::format("WHERRY_CUDA_WINDOWS is '{}'; it may be virtual_memory or ipc", asked));
+  agree_on_problem(group, ErrorCode::bad_argument, problem_of(request, here.ordinal));
+  const bool given = !request.memory.empty();
+  for (const auto& flag : group.allgather(std::as_bytes(std::span(&given, 1)))) {
+    WHERRY_CHECK(std::to_integer<int>(flag.front()) == static_cast<int>(given),
+                 ErrorCode::config_mismatch, at_startup(group),
+                 "some ranks give memory for their window and others do not");
+  }
+  std::string problem = cuda::VirtualMemory::problem(here.ordinal);
+  if (asked == "virtual_memory") agree_on_problem(group, ErrorCode::unsupported, problem);
+  if (asked == "ipc" || given) problem = "not asked for";
+  bool alone = true;
+  bool all_can = true;
+  const auto problems = group.allgather(std::as_bytes(std::span(problem)));
+  for (std::size_t peer = 0; peer < places.size(); ++peer) {
+    alone = alone && places[peer].process == here.process;
+    all_can = all_can && problems[peer].empty();
+  }
+  if (alone) return Windows::pointers;
+  return all_can ? Windows::virtual_memory : Windows::ipc;
+}
+
+void CudaPeerFabric::make(const Group& group, const std::vector<CudaPlace>& places,
+                          const WindowRequest& request) {
+  const CudaPlace& here = places[static_cast<std::size_t>(rank_)];
+  const auto mine = static_cast<std::size_t>(rank_);
+  const cuda::DeviceGuard guard(here.ordinal);
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(request.deadline);
+  std::vector<Fd> sockets;
+  if (kind_ == Windows::virtual_memory) sockets = shm::connect_all(group, request.deadline);
+
+  // What a rank tells the others of its window.
+  struct Address {
+    const std::shared_ptr<cuda::WindowMemory>* memory;  // for ranks of its process
+    cuda::AllocatedMemory::Handle handle;
+  };
+  Address address{&windows_[mine], {}};
+  std::string problem;
+  try {
+    if (kind_ == Windows::virtual_memory) {
+      windows_[mine] = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes);
+    } else {
+      const auto memory =
+          request.memory.empty()
+              ? std::make_shared<cuda::AllocatedMemory>(here.ordinal, request.bytes)
+              : std::make_shared<cuda::AllocatedMemory>(here.ordinal, request.memory);
+      windows_[mine] = memory;
+      if (kind_ == Windows::ipc) address.handle = memory->handle(at_startup(group));
+    }
+  } catch (const Error& error) {
+    problem = fmt::format("no memory for a window of {} bytes: {}", request.bytes, error.message());
+  }
+  agree_on_problem(group, ErrorCode::out_of_memory, problem);
+
+  const auto all = group.allgather(std::as_bytes(std::span(&address, 1)));
+  try {
+    Fd shared;
+    if (kind_ == Windows::virtual_memory) {
+      shared = static_cast<const cuda::VirtualMemory&>(*windows_[mine]).share();
+    }
+    for (std::size_t peer = 0; peer < places.size(); ++peer) {
+      if (!shared.valid() || places[peer].process == here.process) continue;
+      shm::send_fd(sockets[peer], shared.get(), rank_, static_cast<int>(peer));
+    }
+    for (std::size_t peer = 0; peer < places.size(); ++peer) {
+      if (peer == mine) continue;
+      const int number = static_cast<int>(peer);
+      const Error::Where where = at_startup(group, number);
+      Address theirs{};
+      std::memcpy(&theirs, all[peer].data(), sizeof(theirs));
+      if (places[peer].process == here.process) {
+        windows_[peer] = *theirs.memory;
+        windows_[peer]->allow(here.ordinal, where);
+      } else if (kind_ == Windows::virtual_memory) {
+        const Fd fd = shm::receive_fd(sockets[peer], rank_, number, until);
+        windows_[peer] = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes, fd);
+      } else {
+        windows_[peer] = std::make_shared<cuda::OpenedMemory>(theirs.handle, where);
+      }
+    }
+  } catch (const Error& error) {
+    problem = error.message();
+  }
+  // Also says that all have copied the addresses.
+  agree_on_problem(group, ErrorCode::unsupported, problem);
+}
+
 void CudaPeerFabric::close() noexcept {
   const auto deadline = std::chrono::steady_clock::now() +
                         std::chrono::duration_cast<std::chrono::steady_clock::duration>(deadline_);
-  for (std::size_t peer = 0; peer < opened_.size(); ++peer) {
-    if (!opened_[peer]) continue;
-    static_cast<void>(cudaIpcCloseMemHandle(windows_[peer]));
-    host_->signal(static_cast<int>(peer), closed_word(rank_), 1);
+  std::vector<int> opened;
+  for (std::size_t peer = 0; peer < windows_.size(); ++peer) {
+    if (dynamic_cast<cuda::OpenedMemory*>(windows_[peer].get()) == nullptr) continue;
+    opened.push_back(static_cast<int>(peer));
+    windows_[peer].reset();
+    host_->signal(opened.back(), closed_word(rank_), 1);
   }
-  for (std::size_t peer = 0; peer < opened_.size(); ++peer) {
-    if (!opened_[peer]) continue;
-    const auto closed = window_word(host_->window(rank_), closed_word(static_cast<int>(peer)));
-    while (closed.load(std::memory_order_acquire) == 0 && host_->alive(static_cast<int>(peer)) &&
+  for (const int peer : opened) {
+    const auto closed = window_word(host_->window(rank_), closed_word(peer));
+    while (closed.load(std::memory_order_acquire) == 0 && host_->alive(peer) &&
            std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }

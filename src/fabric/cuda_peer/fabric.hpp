@@ -1,9 +1,12 @@
 // Windows in the memory of GPUs that can address each other's. A peer's window is a pointer where it is
-// in this process, and opened through CUDA IPC where it is in another process of this host. Kernels write
-// rows and signals into windows themselves, so this fabric carries no signals.
+// in this process; between processes of this host it is CUDA virtual memory, shared through a file
+// descriptor, or where a GPU has none, memory opened through CUDA IPC. WHERRY_CUDA_WINDOWS=virtual_memory
+// or ipc says which. Memory that the caller gives for its window is shared through CUDA IPC. Kernels write rows and signals into windows themselves, so this fabric carries no
+// signals.
 //
-// Memory lives until all have let go of it: ranks of one process share its ownership; the others tell
-// each other through a page of host memory, a `process` or `shm` fabric, that they have closed it.
+// Memory lives until all have let go of it: ranks of one process share its ownership, virtual memory is
+// counted by the driver, and with CUDA IPC ranks tell each other through a page of host memory, a
+// `process` or `shm` fabric, that they have closed it.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "fabric/cuda_peer/memory.hpp"
 #include "fabric/fabric.hpp"
-#include "support/cuda.hpp"
 #include "wherry/types.hpp"
 
 namespace wherry {
@@ -31,32 +34,37 @@ struct CudaPlace {
 
 class CudaPeerFabric {
  public:
-  // Collective. Throws unsupported where two GPUs cannot address each other, out_of_memory (on all
-  // ranks), timeout, peer_failed, system.
+  // Collective. request.memory must outlive it. Throws unsupported where two GPUs cannot address each other or lack the kind of window
+  // that was asked for, config_mismatch, out_of_memory (on all ranks), timeout, peer_failed, system.
   CudaPeerFabric(const Group& group, const std::vector<CudaPlace>& places,
                  const WindowRequest& request);
-  // Waits, up to the deadline, for the peers of other processes to close this rank's window.
+  // With CUDA IPC waits, up to the deadline, for the peers of other processes to close this rank's window.
   ~CudaPeerFabric();
   CudaPeerFabric(const CudaPeerFabric&) = delete;
   CudaPeerFabric& operator=(const CudaPeerFabric&) = delete;
 
-  [[nodiscard]] std::string_view name() const noexcept { return "cuda_peer"; }
+  // With the kind of window: "cuda_peer, virtual memory".
+  [[nodiscard]] std::string_view name() const noexcept;
   // This rank's address of a peer's window. Zeroed at construction.
   [[nodiscard]] std::byte* window(int peer) const noexcept {
-    return windows_[static_cast<std::size_t>(peer)];
+    return windows_[static_cast<std::size_t>(peer)]->get();
   }
   [[nodiscard]] bool alive(int peer) { return host_->alive(peer); }
 
  private:
+  enum class Windows : std::uint8_t { pointers, virtual_memory, ipc };
+
+  // Collective, each: the kind of window that all ranks can have; the windows, of that kind.
+  [[nodiscard]] Windows choose(const Group& group, const std::vector<CudaPlace>& places,
+                               const WindowRequest& request) const;
+  void make(const Group& group, const std::vector<CudaPlace>& places, const WindowRequest& request);
   void close() noexcept;
 
   int rank_;
   Seconds deadline_;
   std::unique_ptr<Fabric> host_;  // signs of life, and who has closed what
-  std::shared_ptr<cuda::DeviceMemory> own_;
-  std::vector<std::shared_ptr<cuda::DeviceMemory>> beside_;  // [ranks] of this process, else null
-  std::vector<bool> opened_;                                 // [ranks] through CUDA IPC
-  std::vector<std::byte*> windows_;                          // [ranks]
+  Windows kind_ = Windows::pointers;
+  std::vector<std::shared_ptr<cuda::WindowMemory>> windows_;  // [ranks]
 };
 
 }  // namespace wherry

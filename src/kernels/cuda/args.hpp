@@ -254,9 +254,10 @@ struct ScalarsArgs {
 // What the host asks a rank's device to tell its peers.
 struct TellArgs {
   RankContext context;
-  layout::Fault fault;       // cause 0: none, but credits instead
-  std::uint32_t generation;  // of the credits
-  bool send;                 // tell the peers that this rank is done with the generation
+  layout::Fault fault;       // cause 0: none, but a signal instead
+  layout::Channel channel;   // credit, or handover
+  std::uint32_t generation;  // of the channel
+  bool send;                 // tell the peers that this rank is done with it
   bool receive;              // wait until all have told
 };
 

@@ -1,5 +1,5 @@
-// What the host has a rank's device tell its peers: that it is done with a generation (design 5.6), or
-// the fault that ends the exchange (design 5.11).
+// What the host has a rank's device tell its peers: that it is done with a generation (design 5.6) or
+// with a window that another exchange takes its turn at, or the fault that ends the exchange (5.11).
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/signals.cuh"
 
@@ -23,20 +23,19 @@ __device__ void tell_fault(const RankContext& context, const layout::Fault& faul
 
 __global__ void __launch_bounds__(kThreads)
     tell(const __grid_constant__ RankTable<TellArgs> table) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::credit);
   const TellArgs& args = table.rank[blockIdx.y];
+  const auto channel = static_cast<std::uint32_t>(args.channel);
   const RankContext& context = args.context;
   if (args.fault.cause != 0) {
     tell_fault(context, args.fault);
     return;
   }
-  std::uint32_t& sent = context.state->sent[kChannel][args.generation];
-  std::uint32_t& received = context.state->received[kChannel][args.generation];
+  std::uint32_t& sent = context.state->sent[channel][args.generation];
+  std::uint32_t& received = context.state->received[channel][args.generation];
   if (args.send) {
     const StageBegin begin = begin_stage(context, sent);
     if (begin.failed) return;
-    signal_peers(context, layout::Channel::credit, args.generation, begin.epoch,
-                 [](int) { return 0U; });
+    signal_peers(context, args.channel, args.generation, begin.epoch, [](int) { return 0U; });
     __syncthreads();
     if (threadIdx.x == 0) sent = begin.epoch;
   }
@@ -44,8 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     const StageBegin begin = begin_stage(context, received);
     if (begin.failed) return;
-    const StageInfo info{Stage::dispatch_send, layout::Channel::credit, args.generation,
-                         begin.epoch};
+    const StageInfo info{Stage::dispatch_send, args.channel, args.generation, begin.epoch};
     if (!wait_for_peers(context, info, [](int) { return std::int64_t{-1}; })) return;
     if (threadIdx.x == 0) received = begin.epoch;
   }

@@ -1,4 +1,4 @@
-// The packed weights of a rank's experts and the walk of rows through them; GatedMlp's machinery.
+// Experts on the CPU: the packed weights of a rank and the walk of rows through them.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "experts/mlp.hpp"
 #include "experts/pages.hpp"
 #include "experts/panels.hpp"
 #include "support/team.hpp"
@@ -43,47 +44,42 @@ struct Block {
   std::int64_t num_rows = 0;
 };
 
-}  // namespace wherry::experts
+class CpuMlp final : public Mlp {
+ public:
+  CpuMlp(const ExpertsConfig& config_in, std::span<const int> experts_in, const WeightSource& fill);
 
-namespace wherry {
+  [[nodiscard]] std::uint64_t weight_bytes() const noexcept override { return weights_.size(); }
+  void forward(ConstTensorView rows, std::span<const std::int64_t> slot_begin,
+               std::span<const std::int64_t> slot_counts, TensorView out) override;
+  void forward_gathered(const Received& received, TensorView out) override;
+  void forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
+                     std::span<const std::int64_t> slot_counts, TensorView out) override;
 
-struct GatedMlp::State {
-  State(const ExpertsConfig& config_in, std::span<const int> experts_in, const WeightSource& fill);
-
+ private:
   void choose_implementation();
   void pack_experts(std::span<const int> experts_in, const WeightSource& fill);
   // out.row(first_out + i) = MLP of `slot` over row i of the block.
-  void run(std::int64_t slot, const experts::Block& block, TensorView out, std::int64_t first_out);
+  void run(std::int64_t slot, const Block& block, TensorView out, std::int64_t first_out);
 
   // The rows [begin, begin + count) of `rows`, copied only where oneDNN cannot read them in place.
-  [[nodiscard]] experts::Block block_of(ConstTensorView rows, std::int64_t begin,
-                                        std::int64_t count);
-  [[nodiscard]] experts::Block gathered_block(ConstTensorView rows,
-                                              std::span<const std::int32_t> gather);
+  [[nodiscard]] Block block_of(ConstTensorView rows, std::int64_t begin, std::int64_t count);
+  [[nodiscard]] Block gathered_block(ConstTensorView rows, std::span<const std::int32_t> gather);
 
-  [[nodiscard]] std::int64_t row_bytes() const noexcept {
-    return config.hidden * dtype_bytes(config.dtype);
-  }
+  std::unique_ptr<PanelMatmul> inward_, outward_;  // hidden -> expert_hidden, and back
+  PackedMatrix gate_, up_, down_;
+  Pages weights_;
+  Pages staged_;                    // [kBlockRows, hidden], rows that had to be copied
+  Pages gates_;                     // fp32, per panel of `gate` [kBlockRows, cols]
+  Pages activations_;               // [kBlockRows, expert_hidden]
+  std::vector<std::byte> results_;  // forward_gathered: one result per grouped position
+  Team team_;
 
-  ExpertsConfig config;
-  Implementation implementation;
-  std::int64_t num_slots = 0;
-  std::unique_ptr<experts::PanelMatmul> inward, outward;  // hidden -> expert_hidden, and back
-  experts::PackedMatrix gate, up, down;
-  experts::Pages weights;
-  experts::Pages staged;           // [kBlockRows, hidden], rows that had to be copied
-  experts::Pages gates;            // fp32, per panel of `gate` [kBlockRows, cols]
-  experts::Pages activations;      // [kBlockRows, expert_hidden]
-  std::vector<std::byte> results;  // forward_gathered: one result per grouped position
-  Team team;
-
- private:
-  void run_inward(std::int64_t slot, const experts::Block& block, std::int64_t panel);
+  void run_inward(std::int64_t slot, const Block& block, std::int64_t panel);
   void run_outward(std::int64_t slot, std::int64_t num_rows, std::int64_t panel, TensorView out,
                    std::int64_t first_out);
-  // fn(panel) for every panel, spread over the team.
+  // fn(panel) for every panel, spread over the team_.
   template <typename Fn>
   void for_panels(std::int64_t num_panels, const Fn& fn);
 };
 
-}  // namespace wherry
+}  // namespace wherry::experts
