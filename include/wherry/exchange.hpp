@@ -216,10 +216,10 @@ class Exchange {
   // config_mismatch, out_of_memory, timeout, peer_failed.
   Exchange(const Group& group, const ExchangeConfig& config);
   // The same on a device, which is of one kind on all ranks. On CUDA also throws unsupported (on every
-  // rank) for what the GPU kernels cannot do yet; the message says what. `window`: memory of the GPU for
-  // this rank's window, which the exchange then does not take itself: window_bytes(), or the number that
-  // the error names; from cudaMalloc, aligned to 256 bytes, zeroed here, kept by the caller until the
-  // exchange is gone. All ranks give some, or none does.
+  // rank) for what the GPU kernels cannot do yet (docs/usage.md lists it); the message says what. `window`:
+  // memory of the GPU for this rank's window, which the exchange then does not take itself: window_bytes(),
+  // or the number that the error names; from cudaMalloc, aligned to 256 bytes, zeroed here, kept by the
+  // caller until the exchange is gone. All ranks give some, or none does.
   Exchange(const Group& group, Device device, const ExchangeConfig& config,
            std::span<std::byte> window = {});
   Exchange(Exchange&&) noexcept;

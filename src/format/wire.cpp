@@ -3,7 +3,7 @@
 #include <array>
 #include <string>
 
-#include "kernels/layout.hpp"
+#include "kernels/scale_places.hpp"
 #include "support/check.hpp"
 #include "wherry/format.hpp"
 
@@ -87,12 +87,6 @@ void check_combination(Wire wire, DType dtype, ScaleLayout layout, const WireTra
                         of_wire.name);
 }
 
-constexpr std::int64_t line(std::int64_t bytes) noexcept { return (bytes + 15) / 16 * 16; }
-
-constexpr std::int64_t block_scale_bytes(const WireFormat& format) noexcept {
-  return format.scale_type == ScaleType::f32 ? 4 : 1;
-}
-
 std::int64_t scale_bytes_of(const WireFormat& format) noexcept {
   const std::int64_t rounded = (format.num_blocks + 3) / 4 * 4;
   switch (format.scale_type) {
@@ -169,31 +163,25 @@ std::int64_t scale_plane_bytes(const WireFormat& format, std::int64_t rows) noex
   switch (format.scale_layout) {
     case ScaleLayout::row_major: return rows * format.scale_pitch();
     case ScaleLayout::column_major: {
-      const std::int64_t row_scales = format.scale_type == ScaleType::e4m3_f32 ? line(rows * 4) : 0;
-      return format.num_blocks * line(rows * block_scale_bytes(format)) + row_scales;
+      const std::int64_t row_scales =
+          format.scale_type == ScaleType::e4m3_f32 ? kernels::scale_line(rows * 4) : 0;
+      return format.num_blocks * kernels::scale_line(rows * kernels::block_scale_bytes(format)) +
+             row_scales;
     }
-    case ScaleLayout::packed_ue8m0: return (format.num_blocks + 3) / 4 * line(rows * 4);
+    case ScaleLayout::packed_ue8m0:
+      return (format.num_blocks + 3) / 4 * kernels::scale_line(rows * 4);
   }
   return 0;
 }
 
 std::int64_t scale_offset(const WireFormat& format, std::int64_t rows, std::int64_t row,
                           std::int64_t block) noexcept {
-  const std::int64_t each = block_scale_bytes(format);
-  switch (format.scale_layout) {
-    case ScaleLayout::row_major: return row * format.scale_pitch() + block * each;
-    case ScaleLayout::column_major: return block * line(rows * each) + row * each;
-    case ScaleLayout::packed_ue8m0: return block / 4 * line(rows * 4) + row * 4 + block % 4;
-  }
-  return 0;
+  return kernels::scale_place(format, rows, row, block);
 }
 
 std::int64_t row_scale_offset(const WireFormat& format, std::int64_t rows,
                               std::int64_t row) noexcept {
-  if (format.scale_layout == ScaleLayout::row_major) {
-    return row * format.scale_pitch() + format.scale_bytes - 4;
-  }
-  return format.num_blocks * line(rows) + row * 4;
+  return kernels::row_scale_place(format, rows, row);
 }
 
 }  // namespace wherry

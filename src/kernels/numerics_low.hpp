@@ -177,10 +177,15 @@ template <typename Format, ScaleRule kRule>
   }
 }
 
+// The element under the scale of its block, before it is rounded to the format.
+template <ScaleRule kRule>
+[[nodiscard]] WHERRY_HD inline float scaled_in_block(float value, const BlockScale& s) noexcept {
+  return kRule == ScaleRule::exact ? value / s.scale : value * s.by;
+}
 template <typename Format, ScaleRule kRule>
 [[nodiscard]] WHERRY_HD inline std::uint8_t encode_in_block(float value,
                                                             const BlockScale& s) noexcept {
-  return float_to_low<Format>(kRule == ScaleRule::exact ? value / s.scale : value * s.by);
+  return float_to_low<Format>(scaled_in_block<kRule>(value, s));
 }
 
 // int8_token: the scale of a row, from its largest magnitude (a NaN takes the row), and its elements.

@@ -1,5 +1,5 @@
 // From a wire format at run time to the element format and scale rule at compile time, and where the
-// scales of one row lie: alone, and in the plane of many rows. Host code.
+// scales of one row lie: alone, and in the plane of many rows.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,12 @@
 namespace wherry::kernels {
 
 // Calls fn.template operator()<Element format, ScaleRule>() for wires of 8-bit floats in blocks;
-// the others call nothing.
+// the others call nothing. On the device too, where fn is of the device.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
 template <typename Fn>
-void with_block_wire(Wire wire, Fn fn) {
+WHERRY_HD void with_block_wire(Wire wire, Fn fn) {
   using enum ScaleRule;
   switch (wire) {
     case Wire::e4m3_block128: fn.template operator()<E4M3, exact>(); return;
@@ -37,7 +40,7 @@ void with_block_wire(Wire wire, Fn fn) {
 }
 
 // What an unquantised wire carries.
-[[nodiscard]] constexpr DType plain_dtype(Wire wire) noexcept {
+[[nodiscard]] WHERRY_HD constexpr DType plain_dtype(Wire wire) noexcept {
   switch (wire) {
     case Wire::bf16: return DType::bf16;
     case Wire::f16: return DType::f16;

@@ -239,13 +239,10 @@ TEST(Faults, WhatCudaCannotDoIsUnsupportedOnEveryRank) {
   EXPECT_NO_THROW(on_processes(2, [](Group& group, int gpu, cudaStream_t) {
     const Batch batch = batch_of(2);
     const ExchangeConfig good = config_of(batch, Layout::grouped, Reduction::by_token);
-    std::vector<ExchangeConfig> all(5, good);
-    all[0].dtype = DType::f64;
-    all[1].dispatch_wire = Wire::int8_token;
-    all[2].combine_wire = Wire::f32;
-    all[2].reduction = Reduction::by_rank;
-    all[3].replicated = 2;
-    all[4].num_sms = 5000;
+    std::vector<ExchangeConfig> all(3, good);
+    all[0].topk = 33;
+    all[1].replicated = 2;
+    all[2].num_sms = 5000;
     for (const ExchangeConfig& config : all) {
       expect(error_of([&] { const Exchange exchange(group, Device::cuda(gpu), config); }),
              ErrorCode::unsupported, Stage::startup, 0);

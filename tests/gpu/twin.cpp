@@ -14,59 +14,6 @@ namespace {
 
 std::size_t size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
-// Any dtype as double, and back: rounding must only be deterministic, for both exchanges get the same
-// bits.
-double load(DType dtype, const std::byte* at) {
-  switch (dtype) {
-    case DType::bf16: {
-      Bf16 value;
-      std::memcpy(&value, at, sizeof(value));
-      return static_cast<double>(widen(value));
-    }
-    case DType::f16: {
-      _Float16 value;
-      std::memcpy(&value, at, sizeof(value));
-      return static_cast<double>(value);
-    }
-    case DType::f32: {
-      float value;
-      std::memcpy(&value, at, sizeof(value));
-      return static_cast<double>(value);
-    }
-    case DType::f64:
-    case DType::raw: break;
-  }
-  return static_cast<double>(std::to_integer<int>(*at));
-}
-void store(DType dtype, std::byte* at, double value) {
-  switch (dtype) {
-    case DType::bf16: {
-      const Bf16 bits = narrow(static_cast<float>(value));
-      std::memcpy(at, &bits, sizeof(bits));
-      return;
-    }
-    case DType::f16: {
-      const auto half = static_cast<_Float16>(value);
-      std::memcpy(at, &half, sizeof(half));
-      return;
-    }
-    case DType::f32: {
-      const auto single = static_cast<float>(value);
-      std::memcpy(at, &single, sizeof(single));
-      return;
-    }
-    case DType::f64:
-    case DType::raw: break;
-  }
-  *at = static_cast<std::byte>(static_cast<int>(value) & 0xFF);
-}
-
-std::uint64_t mix(std::uint64_t value) {
-  value = (value ^ (value >> 31)) * 0x9E3779B97F4A7C15ULL;
-  value = (value ^ (value >> 29)) * 0xBF58476D1CE4E5B9ULL;
-  return value ^ (value >> 32);
-}
-
 // Bits, so NaN and the sign of zero count.
 template <typename T>
 bool same_bits(const T& a, const T& b) {
@@ -131,11 +78,13 @@ void compare_rows(const Case& test, int rank, int step, const char* what, const 
 }
 
 // What an expert makes of a row: it depends on the slot, and on the rank for rows that several share.
-void expert(DType dtype, const std::byte* x, std::byte* y, std::int64_t hidden,
+void expert(DType x_dtype, const std::byte* x, DType y_dtype, std::byte* y, std::int64_t hidden,
             std::int64_t which) {
+  const double scale = 1.0 + static_cast<double>(which) / 16.0;
+  const double shift = which % 2 == 0 ? 0.25 : 0.0;  // with 0, rows of zeros stay that
   for (std::int64_t i = 0; i < hidden; ++i) {
-    const std::int64_t at = i * dtype_bytes(dtype);
-    store(dtype, y + at, load(dtype, x + at) * (1.0 + static_cast<double>(which) / 16.0) + 0.25);
+    const double value = load(x_dtype, x + i * dtype_bytes(x_dtype)) * scale + shift;
+    store(y_dtype, y + i * dtype_bytes(y_dtype), value);
   }
 }
 
@@ -153,9 +102,11 @@ class Twin {
         row_bytes_(test.config.hidden * dtype_bytes(test.config.dtype)),
         ids_(most_ * size(test.config.topk) * sizeof(std::int64_t)),
         weights_(most_ * size(test.config.topk) * sizeof(float)),
-        x_(most_ * size(row_bytes_)),
+        x_(most_ * size(4 * row_bytes_ + 2 * kSkew)),
+        x_scales_(size(scale_plane_bytes(way_out(test.config), test.config.max_tokens))),
         out_(most_ * size(row_bytes_)),
         sums_(most_ * size(row_bytes_)),
+        addend_(most_ * size(row_bytes_)),
         scalars_(most_ * size(test.config.topk) * sizeof(float)),
         scalars_home_(most_ * size(test.config.topk) * sizeof(float)) {
     gpu_.set_stream(stream);
@@ -165,8 +116,9 @@ class Twin {
     const int rank = group_.rank();
     const StepInput input = input_of(test_, rank, number);
     const ExchangeConfig& config = test_.config;
-    ConstTensorView x{input.x.data(), config.dtype, input.tokens, config.hidden};
     x_host_ = input.x.data();
+    wired_ = wired(input);
+    const ConstTensorView x = wired_.view(input.tokens);
     const float* weights = test_.no_weights ? nullptr : input.weights.data();
     cpu_.plan({input.ids.data(), weights, input.tokens, config.topk}, cpu_plan_);
     DispatchOptions options;
@@ -174,6 +126,18 @@ class Twin {
       scalars_out_ = input.weights;  // any numbers
       for (float& scalar : scalars_out_) scalar *= 3.0F;
       options.row_scalars = scalars_out_.data();
+    }
+    if (!wired_.scales.empty()) options.x_scales = wired_.scales.data();
+    std::vector<std::byte> wide;
+    if (test_.own_rows && !way_out(config).keeps_dtype()) {
+      const PlanData& plan = cpu_plan_.to_host();
+      const std::int64_t rows = token_rows() ? plan.token_rows_received : plan.slot_begin.back();
+      wide.resize(size(rows * row_bytes_));
+      options.out = {};
+      options.out.data = wide.data();
+      options.out.dtype = config.dtype;
+      options.out.rows = rows;
+      options.out.cols = config.hidden;
     }
     const Received here = cpu_.dispatch(cpu_plan_, x, options);
 
@@ -200,6 +164,38 @@ class Twin {
   }
 
  private:
+  static constexpr std::int64_t kSkew = 16;
+
+  // x as it is given to dispatch: in its dtype, or in the wire's format.
+  struct Wired {
+    std::vector<std::byte> rows;
+    std::vector<std::byte> scales;
+    DType dtype = DType::raw;
+    std::int64_t cols = 0;
+    std::int64_t row_bytes = 0;
+    [[nodiscard]] ConstTensorView view(std::int64_t tokens) const {
+      return {rows.data(), dtype, tokens, cols};
+    }
+  };
+  [[nodiscard]] Wired wired(const StepInput& input) const {
+    const ExchangeConfig& c = test_.config;
+    if (!test_.converted) return {input.x, {}, c.dtype, c.hidden, row_bytes_};
+    const WireFormat wire = way_out(c);
+    Wired result;
+    result.row_bytes = wire.payload_bytes;
+    result.rows.resize(size(input.tokens * wire.payload_bytes));
+    result.scales.resize(size(scale_plane_bytes(wire, input.tokens)));
+    result.dtype = DType::raw;
+    result.cols = wire.payload_bytes;
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32, DType::f64}) {
+      if (!wire.quantised() && name(dtype) == name(wire.wire)) result.dtype = dtype;
+    }
+    if (!wire.quantised()) result.cols = c.hidden;
+    quantize(wire, {input.x.data(), c.dtype, input.tokens, c.hidden},
+             {result.rows.data(), result.scales.data(), input.tokens, wire.payload_bytes});
+    return result;
+  }
+
   // The CPU has no set of kernels by these names.
   static ExchangeConfig cpu_config(const Case& test) {
     ExchangeConfig config = test.config;
@@ -215,24 +211,35 @@ class Twin {
       ids_.upload(input.ids.data(), input.ids.size() * sizeof(std::int32_t));
     }
     weights_.upload(input.weights.data(), input.weights.size() * sizeof(float));
-    x_.upload(input.x.data(), input.x.size());
+    if (input.tokens > 0) {
+      GPU_OK(cudaMemcpy2D(x_.as<std::byte>() + test_.skewed, size(x_pitch()), wired_.rows.data(),
+                          size(wired_.row_bytes), size(wired_.row_bytes), size(input.tokens),
+                          cudaMemcpyHostToDevice));
+    }
+    x_scales_.upload(wired_.scales.data(), wired_.scales.size());
+    if (test_.addend) addend_.upload(input.x.data(), input.x.size());
     if (test_.scalars) scalars_.upload(scalars_out_.data(), scalars_out_.size() * sizeof(float));
     GPU_OK(cudaDeviceSynchronize());
   }
 
+  [[nodiscard]] std::int64_t x_pitch() const { return wired_.row_bytes + test_.skewed; }
+
   Received dispatch(const StepInput& input) {
     const ExchangeConfig& config = test_.config;
-    const ConstTensorView x{x_.get(), config.dtype, input.tokens, config.hidden};
+    ConstTensorView x{x_.as<std::byte>() + test_.skewed, wired_.dtype, input.tokens, wired_.cols};
+    x.pitch_bytes = x_pitch();
     const float* weights = test_.no_weights ? nullptr : weights_.as<float>();
     const Routing routing =
         test_.wide_ids ? Routing{ids_.as<std::int64_t>(), weights, input.tokens, config.topk}
                        : Routing{ids_.as<std::int32_t>(), weights, input.tokens, config.topk};
     DispatchOptions options;
     if (test_.scalars) options.row_scalars = scalars_.as<float>();
+    if (!wired_.scales.empty()) options.x_scales = x_scales_.get();
     if (test_.own_rows) {
-      if (rows_ == nullptr) rows_ = std::make_unique<Buffer>(gpu_.window_bytes());
+      if (rows_ == nullptr) rows_ = std::make_unique<Buffer>(wide_bytes());
       options.out = {};
-      options.out.data = rows_->get();
+      options.out.data = rows_->as<std::byte>() + test_.skewed;
+      options.out.pitch_bytes = row_bytes_ + test_.skewed;
       options.out.dtype = config.dtype;
       options.out.rows = 1 << 20;  // enough, and only what comes is written
       options.out.cols = config.hidden;
@@ -243,6 +250,10 @@ class Twin {
     return gpu_.dispatch(gpu_plan_, x, options);
   }
 
+  // Enough for the rows of a window in their own dtype, and some bytes between them.
+  [[nodiscard]] std::size_t wide_bytes() const {
+    return gpu_.window_bytes() * (converts(test_.config) || test_.skewed != 0 ? 32 : 1);
+  }
   [[nodiscard]] bool token_rows() const { return test_.config.layout == Layout::tokens; }
 
   void compare_received(int number, const Received& here, const Received& there) {
@@ -267,13 +278,41 @@ class Twin {
     compare_lists(number, here, there);
   }
 
+  // Both planes are laid out for the same rows, and only what belongs to a row is promised.
   void compare_scales(int number, const Received& here, const Received& there, std::int64_t begin,
                       std::int64_t end) {
-    if (here.scales == nullptr || test_.own_rows) return;
-    const std::int64_t pitch = here.wire.scale_pitch();
-    const auto gpu = download(static_cast<const std::byte*>(there.scales), size(end * pitch));
-    compare_rows(test_, group_.rank(), number, "scales", static_cast<const std::byte*>(here.scales),
-                 pitch, gpu.data(), pitch, here.wire.scale_bytes, begin, end);
+    if (here.scales == nullptr) return;
+    const int rank = group_.rank();
+    const WireFormat& wire = here.wire;
+    if (there.scale_rows != here.scale_rows || !(there.wire == wire)) {
+      differ(test_, rank, number, "the scales are laid out in another way");
+    }
+    const std::int64_t rows = here.scale_rows;
+    const auto* cpu = static_cast<const std::byte*>(here.scales);
+    const auto gpu =
+        download(static_cast<const std::byte*>(there.scales), size(scale_plane_bytes(wire, rows)));
+    const auto same = [&](std::int64_t row, std::int64_t at, std::int64_t bytes) {
+      if (std::memcmp(cpu + at, gpu.data() + at, size(bytes)) == 0) return;
+      differ(
+          test_, rank, number,
+          fmt::format("the scale of row {} at byte {} of the plane is {:02x} on the CPU, "
+                      "{:02x} on the GPU",
+                      row, at, std::to_integer<int>(cpu[at]), std::to_integer<int>(gpu[size(at)])));
+    };
+    const bool packed = wire.scale_layout == ScaleLayout::packed_ue8m0;
+    for (std::int64_t row = begin; row < end; ++row) {
+      if (wire.scale_layout == ScaleLayout::row_major) {
+        same(row, scale_offset(wire, rows, row, 0), wire.scale_bytes);
+        continue;
+      }
+      for (std::int64_t block = 0; block < wire.num_blocks; block += packed ? 4 : 1) {
+        const bool word = packed || wire.scale_type == ScaleType::f32;
+        same(row, scale_offset(wire, rows, row, block), word ? 4 : 1);
+      }
+      if (wire.scale_type == ScaleType::e4m3_f32) {
+        same(row, row_scale_offset(wire, rows, row), 4);
+      }
+    }
   }
 
   void compare_lists(int number, const Received& here, const Received& there) {
@@ -325,18 +364,30 @@ class Twin {
     const int rank = group_.rank();
     const ExchangeConfig& config = test_.config;
     const PlanData& plan = cpu_plan_.to_host();
-    const TensorView y = cpu_.combine_input(cpu_plan_);
+    const std::int64_t rows = token_rows() ? plan.token_rows_received : plan.slot_begin.back();
+    std::vector<std::byte> results(keeps_results(config) ? 0 : size(rows * row_bytes_));
+    TensorView y;
+    if (keeps_results(config)) {
+      y = cpu_.combine_input(cpu_plan_);
+    } else {
+      y.data = results.data();
+      y.dtype = config.dtype;
+      y.rows = rows;
+      y.cols = config.hidden;
+    }
     std::vector<std::byte> plain(size(row_bytes_));
     const auto run = [&](std::int64_t row, std::int64_t which) {
       const std::byte* x = here.rows.row(row);
+      DType dtype = here.rows.dtype;
       if (here.wire.quantised()) {  // any numbers will do
+        dtype = config.dtype;
         for (std::int64_t i = 0; i < config.hidden; ++i) {
           store(config.dtype, plain.data() + i * dtype_bytes(config.dtype),
-                static_cast<double>(std::to_integer<int>(x[i])) - 100.0);
+                static_cast<double>(std::to_integer<int>(x[i % here.wire.payload_bytes])) - 100.0);
         }
         x = plain.data();
       }
-      expert(config.dtype, x, y.row(row), config.hidden, which);
+      expert(dtype, x, config.dtype, y.row(row), config.hidden, which);
     };
     const int first_slot = cpu_.placement().slot_begin()[size(rank)];
     if (token_rows()) {
@@ -375,7 +426,7 @@ class Twin {
     }
     if (test_.addend) {  // x itself, a residual
       cpu_options.addend = {x_host_, config.dtype, tokens, config.hidden};
-      gpu_options.addend = {x_.get(), config.dtype, tokens, config.hidden};
+      gpu_options.addend = {addend_.get(), config.dtype, tokens, config.hidden};
     }
     cpu_.combine(cpu_plan_, y, out, cpu_options);
 
@@ -401,12 +452,15 @@ class Twin {
   void upload_results(const TensorView& y) {
     const PlanData& plan = cpu_plan_.to_host();
     const std::int64_t rows = token_rows() ? plan.token_rows_received : plan.slot_begin.back();
-    gpu_y_ = gpu_.combine_input(gpu_plan_);
-    if (test_.own_results) {
-      if (results_ == nullptr) results_ = std::make_unique<Buffer>(gpu_.window_bytes());
-      gpu_y_.data = results_->get();
+    const bool own = test_.own_results || !keeps_results(test_.config);
+    if (own) {
+      if (results_ == nullptr) results_ = std::make_unique<Buffer>(wide_bytes());
+      gpu_y_ = y;
+      gpu_y_.data = results_->as<std::byte>() + test_.skewed;
       gpu_y_.rows = rows;
-      gpu_y_.pitch_bytes = row_bytes_;
+      gpu_y_.pitch_bytes = row_bytes_ + test_.skewed;
+    } else {
+      gpu_y_ = gpu_.combine_input(gpu_plan_);
     }
     if (rows == 0) return;
     GPU_OK(cudaMemcpy2D(gpu_y_.data, size(gpu_y_.pitch()), y.data, size(y.pitch()),
@@ -421,7 +475,7 @@ class Twin {
     if (!test_.own_rows) {
       GPU_OK(cudaMemset(there.rows.data, 0xFF, size(there.rows.rows * there.rows.pitch())));
     }
-    if (!test_.own_results) {
+    if (!test_.own_results && keeps_results(test_.config)) {
       GPU_OK(cudaMemset(gpu_y_.data, 0xFF, size(gpu_y_.rows * gpu_y_.pitch())));
     }
     GPU_OK(cudaDeviceSynchronize());
@@ -437,7 +491,8 @@ class Twin {
   cudaStream_t stream_;
   std::size_t most_;
   std::int64_t row_bytes_;
-  Buffer ids_, weights_, x_, out_, sums_, scalars_, scalars_home_;
+  Wired wired_;  // of the step that runs
+  Buffer ids_, weights_, x_, x_scales_, out_, sums_, addend_, scalars_, scalars_home_;
   std::vector<float> scalars_out_;
   const std::byte* x_host_ = nullptr;  // of the step that runs
   std::unique_ptr<Buffer> rows_, results_;
@@ -445,82 +500,6 @@ class Twin {
 };
 
 }  // namespace
-
-std::string Case::name() const {
-  std::string text = fmt::format(
-      "{} {} {} {} experts {} topk {} hidden {} depth {}", wherry::name(config.layout),
-      wherry::name(config.effective_reduction()), wherry::name(config.effective_sum_at()),
-      wherry::name(config.dtype), config.experts, config.topk, config.hidden, config.depth);
-  if (!config.kernels.empty()) text += " " + config.kernels;
-  if (config.dispatch_wire != Wire::same)
-    text += fmt::format(" {}", wherry::name(config.dispatch_wire));
-  if (config.alignment > 1) text += fmt::format(" alignment {}", config.alignment);
-  if (config.weights == Weights::caller) text += " caller";
-  if (config.placement.has_value()) text += " placement";
-  if (config.expert_ids == ExpertIds::physical) text += " physical";
-  for (const auto& [flag, what] : {std::pair{duplicates, " duplicates"},
-                                   {wide_ids, " int64"},
-                                   {halves, " halves"},
-                                   {fused, " fused"},
-                                   {own_results, " own_results"},
-                                   {own_rows, " own_rows"},
-                                   {no_weights, " no_weights"},
-                                   {scalars, " scalars"},
-                                   {addend, " addend"},
-                                   {config.overflow == Overflow::drop, " drop"}}) {
-    if (flag) text += what;
-  }
-  return text;
-}
-
-ExchangeConfig config_of(const Batch& batch, Layout layout, Reduction reduction, DType dtype) {
-  ExchangeConfig config;
-  config.experts = batch.experts;
-  config.topk = batch.topk;
-  config.hidden = batch.hidden;
-  config.max_tokens = batch.max_tokens();
-  config.dtype = dtype;
-  config.layout = layout;
-  config.reduction = reduction;
-  config.deadline = Seconds(20.0);
-  return config;
-}
-
-StepInput input_of(const Case& test, int rank, int step) {
-  const Batch& batch = test.batch;
-  StepInput input;
-  input.tokens = batch.tokens_of(rank);
-  const Routing routing = batch.routing_of(rank);
-  const int ids = test.config.expert_ids == ExpertIds::physical && test.config.placement.has_value()
-                      ? test.config.placement->num_slots()
-                      : batch.experts;
-  for (std::int64_t token = 0; token < input.tokens; ++token) {
-    for (int k = 0; k < batch.topk; ++k) {
-      const auto drawn = static_cast<std::int32_t>(routing.id(token, k));
-      std::int32_t id = drawn < 0 ? -1 : (drawn + step * (1 + k % 2)) % ids;
-      if (test.duplicates && k > 0 && (token + k) % 3 == 0) id = input.ids[input.ids.size() - 1];
-      input.ids.push_back(id);
-      input.weights.push_back(routing.weight(token, k) + 0.125F * static_cast<float>(step));
-    }
-  }
-  const DType dtype = test.config.dtype;
-  const std::int64_t hidden = test.config.hidden;
-  input.x.resize(size(input.tokens * hidden * dtype_bytes(dtype)));
-  for (std::int64_t token = 0; token < input.tokens; ++token) {
-    for (std::int64_t i = 0; i < hidden; ++i) {
-      const std::uint64_t draw =
-          mix(static_cast<std::uint64_t>(((step * 64 + rank) * 4096 + token) * 131072 + i));
-      double value = static_cast<double>(draw >> 40) / static_cast<double>(1 << 20) - 8.0;
-      // Now and then what numbers are not made of.
-      if (draw % 509 == 0) value = std::numeric_limits<double>::infinity();
-      if (draw % 509 == 1) value = -0.0;
-      if (draw % 509 == 2) value = 1e-41;
-      if (draw % 509 == 3) value = std::numeric_limits<double>::quiet_NaN();
-      store(dtype, input.x.data() + (token * hidden + i) * dtype_bytes(dtype), value);
-    }
-  }
-  return input;
-}
 
 void run_twin(const Group& group, int ordinal, cudaStream_t stream, const Case& test) {
   try {

@@ -22,6 +22,8 @@ struct Case {
   bool fused = false;        // plan_dispatch
   bool own_results = false;  // y in memory of its own, not combine_input()
   bool own_rows = false;     // dispatch into memory of its own
+  bool converted = false;    // x is in the dispatch_wire already
+  int skewed = 0;            // bytes between x, its rows and those of out and 16 bytes of alignment
   bool no_weights = false;
   bool scalars = false;  // one fp32 a row, out and home
   bool addend = false;
@@ -41,10 +43,22 @@ void run_twin(const Group& group, int ordinal, cudaStream_t stream, const Case& 
 struct StepInput {
   std::vector<std::int32_t> ids;  // [tokens, topk]
   std::vector<float> weights;
-  std::vector<std::byte> x;  // [tokens, hidden]
+  std::vector<std::byte> x;  // [tokens, hidden]; where rows are converted, also rows of extremes
   std::int64_t tokens = 0;
 };
 [[nodiscard]] StepInput input_of(const Case& test, int rank, int step);
+
+// Any dtype as double, and back: rounding must only be deterministic, for both exchanges get the same
+// bits.
+[[nodiscard]] double load(DType dtype, const std::byte* at);
+void store(DType dtype, std::byte* at, double value);
+
+// Of dispatch.
+[[nodiscard]] WireFormat way_out(const ExchangeConfig& config);
+// Results stay as they are in the window: combine_input() exists.
+[[nodiscard]] bool keeps_results(const ExchangeConfig& config);
+// Rows travel in another format than they have, one way at least.
+[[nodiscard]] bool converts(const ExchangeConfig& config);
 
 // Runs body(group, ordinal, stream) on ranks that are processes, or threads on one GPU, which launch together.
 void on_processes(int ranks, const std::function<void(Group&, int, cudaStream_t)>& body);

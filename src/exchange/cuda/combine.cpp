@@ -25,6 +25,10 @@ TensorView CudaExchange::combine_input(DevicePlan& device_plan) {
   const Generation* g = oldest_uncombined(plan.serial());
   WHERRY_CHECK(g != nullptr, ErrorCode::misuse, at(Stage::combine_send),
                "no finished dispatch of this plan waits for its combine");
+  WHERRY_CHECK(mode_.keeps_results(), ErrorCode::unsupported, at(Stage::combine_send),
+               "combine_wire is {}, so results are converted on their way into the window and "
+               "cannot be written there as they are: pass memory of your own to combine",
+               name(mode_.combine_wire.wire));
   TensorView view = wanted(config().dtype, room(), config().hidden);
   view.data = context_.own + context_.layout.result(generation_of(g->step), 0);
   view.pitch_bytes = static_cast<std::int64_t>(context_.layout.result_pitch);
@@ -63,20 +67,43 @@ CudaExchange::Generation& CudaExchange::begin_combine(DevicePlan& device_plan,
                                              stream_),
                 at(kStage), "launch");
   }
+  if (y.rows > 0) place_results(*g, y);
+  return *g;
+}
+
+void CudaExchange::place_results(const Generation& g, const ConstTensorView& y) {
   const layout::WindowLayout& l = context_.layout;
-  std::byte* const results = context_.own + l.result(generation_of(g->step), 0);
-  if (y.data == results || y.rows == 0) return *g;  // combine_input(): it is there already
+  const auto where = at(Stage::combine_send);
+  const std::uint32_t index = generation_of(g.step);
+  std::byte* const results = context_.own + l.result(index, 0);
+  if (y.data == results) return;  // combine_input(): it is there already
+  const kernel::Rows rows =
+      mode_.sends_token_rows() ? kernel::Rows::per_rank : kernel::Rows::per_slot;
+  if (!mode_.keeps_results()) {
+    kernel::ConvertRowsArgs convert{};
+    convert.plan = g.plan;
+    convert.format = mode_.combine_wire;
+    convert.from = static_cast<const std::byte*>(y.data);
+    convert.from_pitch = static_cast<std::uint64_t>(y.pitch());
+    convert.to = results;
+    convert.to_pitch = l.result_pitch;
+    convert.scales = context_.own + l.home_scale(index, 0);  // one after the other: a plane
+    convert.scale_rows = static_cast<std::int64_t>(l.home_capacity);
+    convert.rows = rows;
+    convert.local_slots = placement_.num_local_slots(rank());
+    cuda::check(kernel::launch_convert_rows(convert, num_sms_, stream_), where, "launch");
+    return;
+  }
   kernel::CopyRowsArgs copy{};
-  copy.plan = g->plan;
+  copy.plan = g.plan;
   copy.from = static_cast<const std::byte*>(y.data);
   copy.from_pitch = static_cast<std::uint64_t>(y.pitch());
   copy.to = results;
   copy.to_pitch = l.result_pitch;
   copy.row_bytes = l.result_bytes;
-  copy.rows = mode_.sends_token_rows() ? kernel::Rows::per_rank : kernel::Rows::per_slot;
+  copy.rows = rows;
   copy.local_slots = placement_.num_local_slots(rank());
-  cuda::check(kernel::launch_copy_rows(copy, num_sms_, stream_), at(kStage), "launch");
-  return *g;
+  cuda::check(kernel::launch_copy_rows(copy, num_sms_, stream_), where, "launch");
 }
 
 void CudaExchange::send_results(const Generation& g) {
@@ -89,8 +116,11 @@ void CudaExchange::send_results(const Generation& g) {
   args.overlaps = overlaps_;
   const int blocks = args.partials ? num_sms_ : 1;
   launches_->launch(local_, args, stream_, at(Stage::combine_send),
-                    [blocks](auto& table, int ranks, cudaStream_t stream) {
-                      return kernel::launch_combine_send(table, ranks, blocks, stream);
+                    [this, blocks](auto& table, int ranks, cudaStream_t stream) {
+                      return sums_converted()
+                                 ? kernel::launch_combine_send_converted(table, ranks, blocks,
+                                                                         mode_.combine_wire, stream)
+                                 : kernel::launch_combine_send(table, ranks, blocks, stream);
                     });
 }
 
@@ -121,6 +151,12 @@ void CudaExchange::sum_results(Generation& g, bool send) {
             job.sum == kernel::Sum::choices ? config().topk : std::min(config().topk, size()));
         for (int rank = 0; rank < ranks; ++rank) {
           job.tokens = std::max<std::int64_t>(job.tokens, table.rank[rank].plan.tokens);
+        }
+        if (sums_converted()) {
+          return kernel::launch_combine_recv_converted(
+              table, ranks,
+              kernel::choose_conversion_shape({job.tokens, config().hidden, num_sms_}),
+              mode_.combine_wire, stream);
         }
         return kernel::launch_combine_recv(table, ranks, kernel::choose_combine_shape(job), stream);
       });

@@ -22,19 +22,35 @@ void CudaExchange::check_dispatch(const CudaPlan* plan, std::int64_t tokens,
   constexpr Stage kStage = Stage::dispatch_send;
   WHERRY_CHECK(plan == nullptr || plan->placement() == placements_, ErrorCode::misuse, at(kStage),
                "the plan was filled before set_placement(); fill it again");
-  WHERRY_CHECK(options.x_scales == nullptr, ErrorCode::unsupported, at(kStage),
-               "x_scales is not there on CUDA yet");
   check_device_memory(kStage, "row_scalars", options.row_scalars);
-  WHERRY_CHECK(options.out.data == nullptr || !mode_.converts_rows(), ErrorCode::unsupported,
-               at(kStage), "out cannot be given on CUDA where rows travel in another format");
-  check_tensor(kStage, steps_ + 1, "x", x, wanted(config().dtype, tokens, config().hidden));
-  if (mode_.converts_rows() && tokens > 0 &&
-      !on_units(x.data, static_cast<std::uint64_t>(x.pitch()))) {
-    refuse(kStage, steps_ + 1, "x is not aligned to 16 bytes, address and pitch");
+  if (is_converted(x, options)) {
+    check_tensor(kStage, steps_ + 1, "x", x, on_wire(tokens));
+    check_x_scales(tokens, options.x_scales);
+  } else {
+    check_tensor(kStage, steps_ + 1, "x", x, wanted(config().dtype, tokens, config().hidden));
   }
   const TensorView& out = options.out;
   if (out.data == nullptr) return;
   check_tensor(kStage, steps_ + 1, "out", out, wanted(config().dtype, out.rows, config().hidden));
+}
+
+bool CudaExchange::is_converted(const ConstTensorView& x,
+                                const DispatchOptions& options) const noexcept {
+  return options.x_scales != nullptr ||
+         (x.dtype != config().dtype && x.dtype == on_wire(x.rows).dtype);
+}
+
+void CudaExchange::check_x_scales(std::int64_t tokens, const void* x_scales) {
+  constexpr Stage kStage = Stage::dispatch_send;
+  if (tokens == 0 || !mode_.dispatch_wire.quantised()) return;
+  if (x_scales == nullptr) {
+    refuse(kStage, steps_ + 1,
+           fmt::format("x is {} already, but x_scales is null", name(mode_.dispatch_wire.wire)));
+  }
+  if (reinterpret_cast<std::uintptr_t>(x_scales) % sizeof(float) != 0) {
+    refuse(kStage, steps_ + 1, "x_scales is not aligned to 4 bytes");
+  }
+  check_device_memory(kStage, "x_scales", x_scales);
 }
 
 CudaExchange::Generation& CudaExchange::begin_dispatch(const CudaPlan& plan,
@@ -43,6 +59,7 @@ CudaExchange::Generation& CudaExchange::begin_dispatch(const CudaPlan& plan,
   g.plan_serial = plan.serial();
   g.plan = plan.arrays();
   g.out = options.out;
+  g.x_scales = static_cast<const std::byte*>(options.x_scales);
   if (options.row_scalars != nullptr) {
     cuda::check(
         kernel::launch_send_scalars(scalars_of(g, options.row_scalars, nullptr), num_sms_, stream_),
@@ -61,6 +78,8 @@ kernel::Outgoing CudaExchange::outgoing(const Generation& g, const ConstTensorVi
   kernel::Outgoing send{};
   send.x = static_cast<const std::byte*>(x.data);
   send.x_pitch = static_cast<std::uint64_t>(x.pitch());
+  send.x_scales = g.x_scales;
+  send.converted = mode_.converts_rows() && (g.x_scales != nullptr || x.dtype != config().dtype);
   send.scale_pitch = static_cast<std::uint64_t>(mode_.dispatch_wire.scale_pitch());
   send.generation = generation_of(g.step);
   send.rows = mode_.sends_token_rows() ? kernel::Rows::per_rank
@@ -81,28 +100,49 @@ kernel::Lists CudaExchange::lists_of(const Generation& g) const {
 void CudaExchange::send_rows(const Generation& g, const ConstTensorView& x, bool receive) {
   const kernel::DispatchSendArgs args{context_, g.plan, outgoing(g, x, receive),
                                       receive && expects_recv() ? lists_of(g) : kernel::Lists{}};
-  launches_->launch(
-      local_, args, stream_, at(Stage::dispatch_send),
-      [this](auto& table, int ranks, cudaStream_t stream) {
-        if (mode_.converts_rows()) {
-          return kernel::launch_dispatch_send_e4m3(table, ranks, num_sms_, config().hidden, stream);
-        }
-        kernel::DispatchJob job;
-        job.row_bytes = context_.layout.row_bytes;
-        job.num_sms = num_sms_;
-        job.bulk = bulk_;
-        job.link = over_link_;
-        job.copies = table.rank[0].send.rows == kernel::Rows::per_slot
-                         ? static_cast<double>(config().topk)
-                         : everywhere_;
-        for (int rank = 0; rank < ranks; ++rank) {
-          const kernel::DispatchSendArgs& each = table.rank[rank];
-          job.tokens = std::max<std::int64_t>(job.tokens, each.plan.tokens);
-          job.bulk = job.bulk && kernel::bulk_legal(job.row_bytes, each.send.x_pitch, each.send.x);
-        }
-        return kernel::launch_dispatch_send(table, ranks, kernel::choose_dispatch_shape(job),
-                                            stream);
-      });
+  launches_->launch(local_, args, stream_, at(Stage::dispatch_send),
+                    [this](auto& table, int ranks, cudaStream_t stream) {
+                      if (mode_.converts_rows()) return send_converted(table, ranks, stream);
+                      kernel::DispatchJob job;
+                      job.row_bytes = context_.layout.row_bytes;
+                      job.num_sms = num_sms_;
+                      job.bulk = bulk_;
+                      job.link = over_link_;
+                      job.copies = table.rank[0].send.rows == kernel::Rows::per_slot
+                                       ? static_cast<double>(config().topk)
+                                       : everywhere_;
+                      for (int rank = 0; rank < ranks; ++rank) {
+                        const kernel::DispatchSendArgs& each = table.rank[rank];
+                        job.tokens = std::max<std::int64_t>(job.tokens, each.plan.tokens);
+                        job.bulk = job.bulk && kernel::bulk_legal(job.row_bytes, each.send.x_pitch,
+                                                                  each.send.x);
+                      }
+                      return kernel::launch_dispatch_send(
+                          table, ranks, kernel::choose_dispatch_shape(job), stream);
+                    });
+}
+
+cudaError_t CudaExchange::send_converted(const kernel::RankTable<kernel::DispatchSendArgs>& table,
+                                         int ranks, cudaStream_t stream) const {
+  kernel::ConversionJob job;
+  job.hidden = config().hidden;
+  job.num_sms = num_sms_;
+  job.wire = mode_.dispatch_wire.wire;
+  bool fast = converts_fast();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const kernel::DispatchSendArgs& each = table.rank[rank];
+    job.tokens = std::max<std::int64_t>(job.tokens, each.plan.tokens);
+    fast = fast && !each.send.converted && on_units(each.send.x, each.send.x_pitch);
+  }
+  return fast
+             ? kernel::launch_dispatch_send_e4m3(table, ranks, num_sms_, config().hidden, stream)
+             : kernel::launch_dispatch_send_converted(
+                   table, ranks, kernel::choose_conversion_shape(job), mode_.dispatch_wire, stream);
+}
+
+bool CudaExchange::converts_fast() const noexcept {
+  return mode_.dispatch_wire.wire == Wire::e4m3_block128 && config().dtype == DType::bf16 &&
+         config().scale_layout == ScaleLayout::row_major && config().hidden % 16 == 0;
 }
 
 bool CudaExchange::fills_on_arrival() const noexcept {
@@ -129,7 +169,7 @@ void CudaExchange::receive_rows(const Generation& g) {
   args.plan = g.plan;
   args.generation = generation_of(g.step);
   args.rows = outgoing(g, {}, false).rows;
-  args.scale_pitch = static_cast<std::uint64_t>(mode_.dispatch_wire.scale_pitch());
+  args.format = mode_.dispatch_wire;
   args.lists = lists_of(g);
   const int blocks = expects_recv() ? num_sms_ : 1;
   launches_->launch(local_, args, stream_, at(Stage::dispatch_recv),
@@ -144,10 +184,8 @@ Received CudaExchange::end_dispatch(Generation& g) {
   const std::uint32_t index = generation_of(g.step);
   Received r;
   r.wire = mode_.dispatch_wire;
+  r.rows = on_wire(room());
   r.rows.data = context_.own + l.row(index, 0);
-  r.rows.dtype = r.wire.quantised() ? DType::raw : config().dtype;
-  r.rows.rows = room();
-  r.rows.cols = r.wire.quantised() ? r.wire.payload_bytes : config().hidden;
   r.rows.pitch_bytes = static_cast<std::int64_t>(l.row_pitch);
   if (r.wire.quantised()) {
     r.scales = context_.own + l.scale_plane(index);
@@ -162,8 +200,34 @@ Received CudaExchange::end_dispatch(Generation& g) {
   r.device.choices = reinterpret_cast<const Received::TokenChoice*>(g.choices);
   r.device.gather = g.gather;
   r.device.row_scalars = reinterpret_cast<const float*>(context_.own + l.scalar(index, 0));
-  if (g.out.data == nullptr) return r;
+  if (g.out.data != nullptr) fill_out(g, r);
+  return r;
+}
 
+void CudaExchange::fill_out(const Generation& g, Received& r) {
+  const layout::WindowLayout& l = context_.layout;
+  const auto where = at(Stage::dispatch_recv);
+  if (mode_.converts_rows()) {
+    kernel::ConvertRowsArgs convert{};
+    convert.plan = g.plan;
+    convert.format = mode_.dispatch_wire;
+    convert.from = static_cast<const std::byte*>(r.rows.data);
+    convert.from_pitch = l.row_pitch;
+    convert.to = static_cast<std::byte*>(g.out.data);
+    convert.to_pitch = static_cast<std::uint64_t>(g.out.pitch());
+    convert.scales = context_.own + l.scale_plane(generation_of(g.step));
+    convert.scale_rows = static_cast<std::int64_t>(l.row_capacity);
+    convert.rows = mode_.sends_token_rows() ? kernel::Rows::per_rank : kernel::Rows::per_slot;
+    convert.local_slots = placement_.num_local_slots(rank());
+    convert.padding = config().layout == Layout::grouped;
+    convert.back = true;
+    cuda::check(kernel::launch_convert_rows(convert, num_sms_, stream_), where, "launch");
+    r.wire = wire_format(Wire::same, config().dtype, config().hidden);
+    r.scales = nullptr;
+    r.scale_rows = 0;
+    r.rows = g.out;
+    return;
+  }
   kernel::CopyRowsArgs copy{};
   copy.plan = g.plan;
   copy.from = static_cast<const std::byte*>(r.rows.data);
@@ -174,10 +238,8 @@ Received CudaExchange::end_dispatch(Generation& g) {
   copy.rows = mode_.sends_token_rows() ? kernel::Rows::per_rank : kernel::Rows::per_slot;
   copy.local_slots = placement_.num_local_slots(rank());
   copy.padding = config().layout == Layout::grouped;
-  cuda::check(kernel::launch_copy_rows(copy, num_sms_, stream_), at(Stage::dispatch_recv),
-              "launch");
+  cuda::check(kernel::launch_copy_rows(copy, num_sms_, stream_), where, "launch");
   r.rows = g.out;
-  return r;
 }
 
 std::uint64_t CudaExchange::dispatch_begin(DevicePlan& device_plan, const ConstTensorView& x,
@@ -234,6 +296,7 @@ kernel::PlanDispatchJob fused_job(const ExchangeConfig& config, const kernels::M
 
 bool CudaExchange::fuses(const ConstTensorView& x) const noexcept {
   if (!on_units(x.data, static_cast<std::uint64_t>(x.pitch()))) return false;
+  if (mode_.converts_rows() && (!converts_fast() || x.dtype != config().dtype)) return false;
   kernel::PlanDispatchJob job =
       fused_job(config(), mode_, placement_arrays_, size(), num_sms_, config().max_tokens);
   job.bulk = bulk_;
@@ -244,7 +307,7 @@ bool CudaExchange::fuses(const ConstTensorView& x) const noexcept {
 Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_plan,
                                      const ConstTensorView& x, const DispatchOptions& options) {
   // Scalars go to the places that the plan gives them, before the rows are signalled.
-  if (options.row_scalars != nullptr || !fuses(x)) {
+  if (options.row_scalars != nullptr || options.x_scales != nullptr || !fuses(x)) {
     plan(routing, device_plan);
     return dispatch(device_plan, x, options);
   }

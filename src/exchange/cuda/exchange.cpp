@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/cuda/launch.hpp"
+#include "kernels/wires.hpp"
 #include "support/check.hpp"
 
 namespace wherry::cuda {
@@ -23,28 +24,12 @@ bool launch_together(const CudaPlace& a, const CudaPlace& b) {
 }
 
 // What of a configuration the GPU kernels cannot do; empty: nothing.
-std::string unsupported(const ExchangeConfig& config, const Placement& placement,
-                        const kernels::Mode& mode) {
+std::string unsupported(const ExchangeConfig& config, const Placement& placement) {
   if (config.topk > kernel::kMaxTopk) {
     return fmt::format("topk is {}; on CUDA it may be 1..{}", config.topk, kernel::kMaxTopk);
   }
-  if (config.dtype == DType::f64) return "rows of f64 cannot be summed on CUDA";
   if (config.replicated != 1) {
     return fmt::format("replicated is {}; on CUDA it must be 1", config.replicated);
-  }
-  if (mode.converts_home()) {
-    return fmt::format("combine_wire is {}; on CUDA results go home in their own dtype",
-                       name(config.combine_wire));
-  }
-  if (mode.converts_rows() &&
-      (mode.dispatch_wire.wire != Wire::e4m3_block128 || config.dtype != DType::bf16 ||
-       config.scale_layout != ScaleLayout::row_major || config.hidden % 16 != 0)) {
-    return fmt::format(
-        "dispatch_wire is {}, {} scales, for rows of {} {}; on CUDA rows keep their "
-        "dtype, or are bf16 in a multiple of 16 that travel as e4m3_block128 with "
-        "row_major scales",
-        name(mode.dispatch_wire.wire), name(config.scale_layout), config.hidden,
-        name(config.dtype));
   }
   if (config.expert_ids == ExpertIds::physical &&
       std::ranges::find(placement.slot_to_expert(), -1) != placement.slot_to_expert().end()) {
@@ -117,7 +102,7 @@ CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<
               "cudaDeviceGetAttribute");
   num_sms_ =
       config.num_sms != 0 ? config.num_sms : std::max(1, std::min(kDefaultSms, sms / sharing));
-  std::string problem = unsupported(config, first, mode_);
+  std::string problem = unsupported(config, first);
   if (problem.empty() && (num_sms_ < 1 || num_sms_ * sharing > sms)) {
     problem = fmt::format(
         "num_sms is {}; {} ranks share a GPU with {} multiprocessors, and all their "
@@ -351,6 +336,12 @@ TensorView CudaExchange::wanted(DType dtype, std::int64_t rows, std::int64_t col
   view.rows = rows;
   view.cols = cols;
   return view;
+}
+
+TensorView CudaExchange::on_wire(std::int64_t rows) const noexcept {
+  const WireFormat& wire = mode_.dispatch_wire;
+  return wire.quantised() ? wanted(DType::raw, rows, wire.payload_bytes)
+                          : wanted(kernels::plain_dtype(wire.wire), rows, config().hidden);
 }
 
 void CudaExchange::check_tensor(Stage stage, std::uint64_t step, const char* argument,

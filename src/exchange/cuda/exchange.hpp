@@ -106,7 +106,8 @@ class CudaExchange final : public DeviceExchange {
     std::uint64_t step = 0;
     std::uint64_t plan_serial = 0;
     kernels::cuda::PlanArrays plan{};
-    TensorView out;   // of dispatch: the caller's memory, or null
+    TensorView out;  // of dispatch: the caller's memory, or null
+    const std::byte* x_scales = nullptr;
     TensorView sums;  // of combine
     ConstTensorView addend;
     float* scalars_out = nullptr;
@@ -129,6 +130,8 @@ class CudaExchange final : public DeviceExchange {
   void check_tensor(Stage stage, std::uint64_t step, const char* argument,
                     const ConstTensorView& tensor, const TensorView& wanted);
   [[nodiscard]] TensorView wanted(DType dtype, std::int64_t rows, std::int64_t cols) const noexcept;
+  // `rows` rows as they travel to the experts.
+  [[nodiscard]] TensorView on_wire(std::int64_t rows) const noexcept;
 
   [[nodiscard]] std::uint32_t generation_of(std::uint64_t step) const noexcept {
     return static_cast<std::uint32_t>((step - 1) % generations_.size());
@@ -153,6 +156,10 @@ class CudaExchange final : public DeviceExchange {
                                                     const CudaPlan& plan) const;
   void check_dispatch(const CudaPlan* plan, std::int64_t tokens, const ConstTensorView& x,
                       const DispatchOptions& options);
+  // x has the format in which it travels.
+  [[nodiscard]] bool is_converted(const ConstTensorView& x,
+                                  const DispatchOptions& options) const noexcept;
+  void check_x_scales(std::int64_t tokens, const void* x_scales);
   Generation& begin_dispatch(const CudaPlan& plan, const DispatchOptions& options);
   [[nodiscard]] kernels::cuda::Outgoing outgoing(const Generation& g, const ConstTensorView& x,
                                                  bool receive) const;
@@ -160,11 +167,22 @@ class CudaExchange final : public DeviceExchange {
                                                       float* to) const;
   [[nodiscard]] kernels::cuda::Lists lists_of(const Generation& g) const;
   void send_rows(const Generation& g, const ConstTensorView& x, bool receive);
+  [[nodiscard]] cudaError_t send_converted(
+      const kernels::cuda::RankTable<kernels::cuda::DispatchSendArgs>& table, int ranks,
+      cudaStream_t stream) const;
+  // Where rows are converted: by the kernels for bf16 as e4m3_block128 alone.
+  [[nodiscard]] bool converts_fast() const noexcept;
   void receive_rows(const Generation& g);
   Received end_dispatch(Generation& g);
+  void fill_out(const Generation& g, Received& r);
   [[nodiscard]] bool fuses(const ConstTensorView& x) const noexcept;
   Generation& begin_combine(DevicePlan& plan, const ConstTensorView& y, const TensorView& out,
                             const CombineOptions& options);
+  void place_results(const Generation& g, const ConstTensorView& y);
+  // Sums are of rows that combine_*_converted.cu take.
+  [[nodiscard]] bool sums_converted() const noexcept {
+    return mode_.converts_home() || mode_.dtype == DType::f64;
+  }
   void send_results(const Generation& g);
   void sum_results(Generation& g, bool send);
 

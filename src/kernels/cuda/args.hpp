@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/layout.hpp"
+#include "wherry/format.hpp"
 #include "wherry/types.hpp"
 
 namespace wherry::kernels::cuda {
@@ -152,11 +153,13 @@ struct Lists {
 struct Outgoing {
   const std::byte* x;
   std::uint64_t x_pitch;
+  const std::byte* x_scales;  // of rows that are converted already: the plane of [plan.tokens] rows
   std::uint64_t scale_pitch;  // quantised rows: from one row to the next in the plane of scales
   std::uint32_t generation;
   Rows rows;
   bool entries;     // write TokenEntry records
   bool unweighted;  // the experts multiply: in the records each row counts once, with weight 1
+  bool converted;   // x has the format in which it travels (dispatch_send_converted.cu)
   bool receive;     // also do what dispatch_recv does for rows that need no filling: wait for all
   bool overlaps;    // with the kernels before and after it: no other rank uses the GPU
 };
@@ -179,7 +182,7 @@ struct DispatchRecvArgs {
   PlanArrays plan;
   std::uint32_t generation;
   Rows rows;
-  std::uint64_t scale_pitch;  // of the rows' scales, where they have some
+  WireFormat format;  // of the rows, whose scales lie by it
   Lists lists;  // grouped: zero the padding between the segments of local_slots, 0: nothing to do
 };
 
@@ -196,7 +199,7 @@ struct CombineSendArgs {
   RankContext context;
   PlanArrays plan;
   std::uint32_t generation;
-  DType dtype;    // bf16, f16 or f32
+  DType dtype;
   bool partials;  // by_rank: sum the results of each token row into its partial first
   bool overlaps;  // as CombineRecvArgs::overlaps
 };
@@ -207,7 +210,7 @@ struct CombineRecvArgs {
   std::byte* out;
   std::uint64_t out_pitch;
   std::uint32_t generation;
-  DType dtype;  // bf16, f16 or f32
+  DType dtype;
   Sum sum;
   bool send;                // also do what combine_send does without partials: signal the peers
   bool unweighted;          // the experts have multiplied: all weights are 1
@@ -228,6 +231,22 @@ struct CopyRowsArgs {
   Rows rows;  // per_rank: all token rows, else the rows of each slot
   std::int32_t local_slots;
   bool padding;  // grouped: the rows between the segments too
+};
+
+// The same where rows have another format in the window than outside.
+struct ConvertRowsArgs {
+  PlanArrays plan;
+  WireFormat format;
+  const std::byte* from;
+  std::byte* to;
+  std::uint64_t from_pitch;
+  std::uint64_t to_pitch;
+  std::byte* scales;  // the plane in the window, laid out for scale_rows rows; or null
+  std::int64_t scale_rows;
+  Rows rows;
+  std::int32_t local_slots;
+  bool padding;
+  bool back;  // from the format to format.dtype
 };
 
 // One fp32 a row, on its way out or home (scalars.cu).

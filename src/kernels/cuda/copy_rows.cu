@@ -1,6 +1,7 @@
 // Rows of a plan's arrivals from one memory of a rank to another: results into its window where the
 // experts left them elsewhere, received rows out of it where the caller wants them elsewhere.
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/filled_rows.cuh"
 #include "kernels/cuda/launch.hpp"
 
 namespace wherry::kernels::cuda {
@@ -17,25 +18,14 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ Co
   const auto units = static_cast<std::uint32_t>(args.row_bytes / sizeof(Unit));
   const std::uint32_t warps = gridDim.x * kWarps;
   const std::uint32_t first = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index());
-  const auto copy_run = [&](std::int32_t begin, std::int32_t end) {
-    for (auto row = static_cast<std::uint32_t>(begin) + first;
-         row < static_cast<std::uint32_t>(end); row += warps) {
-      const auto* from = reinterpret_cast<const Unit*>(args.from + row * args.from_pitch);
-      auto* to = reinterpret_cast<Unit*>(args.to + row * args.to_pitch);
-      for (auto at = static_cast<std::uint32_t>(lane_index()); at < units; at += kWarpLanes) {
-        to[at] = from[at];
-      }
-    }
-  };
-  if (args.rows == Rows::per_rank) {
-    copy_run(0, plan.totals[kTokenRowsReceived]);
-  } else if (args.padding) {
-    copy_run(0, plan.slot_begin[args.local_slots]);
-  } else {
-    for (int slot = 0; slot < args.local_slots; ++slot) {
-      copy_run(plan.slot_begin[slot], plan.slot_begin[slot] + plan.slot_counts[slot]);
-    }
-  }
+  for_filled_rows(
+      plan, {args.rows, args.local_slots, args.padding}, first, warps, [&](std::uint32_t row) {
+        const auto* from = reinterpret_cast<const Unit*>(args.from + row * args.from_pitch);
+        auto* to = reinterpret_cast<Unit*>(args.to + row * args.to_pitch);
+        for (auto at = static_cast<std::uint32_t>(lane_index()); at < units; at += kWarpLanes) {
+          to[at] = from[at];
+        }
+      });
 }
 
 }  // namespace

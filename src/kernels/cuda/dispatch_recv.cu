@@ -5,6 +5,7 @@
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/list_choices.cuh"
 #include "kernels/cuda/signals.cuh"
+#include "kernels/scale_places.hpp"
 
 namespace wherry::kernels::cuda {
 
@@ -61,6 +62,26 @@ __device__ void fill_further_slots(const DispatchRecvArgs& args) {
   }
 }
 
+// A block, wherever the layout of the plane has them.
+__device__ void zero_scales(const DispatchRecvArgs& args, std::int32_t row) {
+  const layout::WindowLayout& layout = args.context.layout;
+  const auto rows = static_cast<std::int64_t>(layout.row_capacity);
+  auto* plane = own_window_at<std::byte>(args.context, layout.scale_plane(args.generation));
+  const std::int64_t places = num_scale_places(args.format);
+  const bool words = args.format.scale_type == ScaleType::f32;
+  for (std::int64_t block = threadIdx.x; block < places; block += blockDim.x) {
+    std::byte* scale = plane + scale_place(args.format, rows, row, block);
+    if (words) {
+      *reinterpret_cast<float*>(scale) = 0.0F;
+    } else {
+      *scale = std::byte{0};
+    }
+  }
+  if (args.format.wire == Wire::nvfp4 && threadIdx.x == 0) {
+    *reinterpret_cast<float*>(plane + row_scale_place(args.format, rows, row)) = 0.0F;
+  }
+}
+
 // A GEMM reads whole segments: padding must not carry NaN of an earlier step.
 __device__ void zero_padding(const DispatchRecvArgs& args) {
   const RankContext& context = args.context;
@@ -78,11 +99,7 @@ __device__ void zero_padding(const DispatchRecvArgs& args) {
         *own_window_at<float>(
             context, layout.scalar(args.generation, static_cast<std::uint64_t>(row))) = 0.0F;
       }
-      auto* scales =
-          own_window_at<uint4>(context, layout.scale_plane(args.generation) +
-                                            static_cast<std::uint64_t>(row) * args.scale_pitch);
-      const auto scale_units = static_cast<std::uint32_t>(args.scale_pitch / sizeof(uint4));
-      for (std::uint32_t at = threadIdx.x; at < scale_units; at += blockDim.x) scales[at] = uint4{};
+      if (args.format.scale_type != ScaleType::none) zero_scales(args, row);
     }
   }
 }

@@ -8,8 +8,8 @@
 // SMs is bytes in flight, so all of shared memory is used, and a piece's memory is loaded again
 // as soon as its stores have read it, not when they have been written.
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/dispatch_stage.cuh"
 #include "kernels/cuda/launch.hpp"
-#include "kernels/cuda/list_choices.cuh"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/quantise.cuh"
@@ -23,65 +23,6 @@ constexpr int kBulkThreads = 512;
 constexpr int kMaxBulkPieces = 64;                      // in the shared memory of a block
 constexpr std::uint32_t kBulkSharedBytes = 224 * 1024;  // of 227 KiB a block may have
 constexpr int kCopyThreads = 1024;
-
-__device__ StageInfo dispatch_info(const DispatchSendArgs& args, std::uint32_t epoch) {
-  return {Stage::dispatch_recv, layout::Channel::dispatch, args.send.generation, epoch};
-}
-
-__device__ StageBegin begin_dispatch_send(const DispatchSendArgs& args) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  touch_arguments(args, args.context);
-  wait_for_earlier_kernels();
-  const StageBegin begin =
-      begin_stage(args.context, args.context.state->sent[kChannel][args.send.generation]);
-  if (args.send.overlaps) let_next_kernel_begin();
-  return begin;
-}
-
-// Shared memory that the copies need no more.
-struct Scratch {
-  std::int32_t* words;
-  std::int32_t count;
-};
-
-// Every block: the lists, when the rows of all peers have come.
-__device__ void receive_and_list(const DispatchSendArgs& args, std::uint32_t epoch,
-                                 const Scratch& scratch) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  const RankContext& context = args.context;
-  const bool received = wait_for_peers(context, dispatch_info(args, epoch), [&](int peer) {
-    return std::int64_t{args.plan.token_rows_from[peer]};
-  });
-  if (!received) return;
-  if (args.lists.choices != nullptr) {
-    list_choices(context, args.plan, args.send.generation, args.lists, scratch.words,
-                 scratch.count);
-    if (threadIdx.x != 0 ||
-        !is_last_to_leave(*context.state, Arrival::dispatch_received, gridDim.x)) {
-      return;
-    }
-  }
-  if (threadIdx.x == 0) context.state->received[kChannel][args.send.generation] = epoch;
-}
-
-// All threads of all blocks, after each thread's own stores have been written.
-__device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t epoch,
-                                     const Scratch& scratch) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  const RankContext& context = args.context;
-  const bool last = is_last_block(*context.state, Arrival::dispatch_sent, gridDim.x);
-  if (last) {
-    if (warp_index() == 0) {
-      signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch, [&](int peer) {
-        return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]);
-      });
-    }
-    if (threadIdx.x == 0) context.state->sent[kChannel][args.send.generation] = epoch;
-  }
-  if (args.send.receive && (last || args.lists.choices != nullptr)) {
-    receive_and_list(args, epoch, scratch);
-  }
-}
 
 // --- Bulk copies ------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
-// How combine reads and writes 16 bytes of each type of row: widened to fp32 exactly; rounded once, to
-// nearest even, without flush of subnormals; a NaN leaves as the one NaN of the type.
+// How combine reads and writes 16 bytes of each type of row: widened to the type of sums (fp32; fp64 for
+// f64 rows) exactly; rounded once, to nearest even, without flush of subnormals; a NaN leaves as the one
+// NaN of the type.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -90,6 +91,24 @@ struct F32Element {
       return value != value ? 0x7FC00000U : __float_as_uint(value);
     };
     return {one(sum[0]), one(sum[1]), one(sum[2]), one(sum[3])};
+  }
+};
+
+struct F64Element {
+  static constexpr int kBytes = 8;
+  static constexpr int kOfVector = 2;
+  static __device__ void widen(const uint4& packed, double (&values)[kOfVector]) {
+    values[0] = __hiloint2double(static_cast<int>(packed.y), static_cast<int>(packed.x));
+    values[1] = __hiloint2double(static_cast<int>(packed.w), static_cast<int>(packed.z));
+  }
+  static __device__ uint4 round(const double (&sum)[kOfVector]) {
+    const auto low = [](double value) {
+      return value != value ? 0U : static_cast<std::uint32_t>(__double2loint(value));
+    };
+    const auto high = [](double value) {
+      return value != value ? 0x7FF80000U : static_cast<std::uint32_t>(__double2hiint(value));
+    };
+    return {low(sum[0]), high(sum[0]), low(sum[1]), high(sum[1])};
   }
 };
 

@@ -105,6 +105,23 @@ cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int r
 // a multiple of 16.
 cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
                                       int blocks, std::int64_t hidden, cudaStream_t stream);
+// Rows of any dtype are sent in `format`, which is another than theirs; or have it already
+// (Outgoing::converted).
+struct ConversionShape {
+  int blocks = 0;
+  int parts = 1;  // warps that share a token
+};
+struct ConversionJob {
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;
+  int num_sms = 1;
+  Wire wire = Wire::same;
+};
+// Pure. Of launch_combine_recv_converted too.
+[[nodiscard]] ConversionShape choose_conversion_shape(const ConversionJob& job);
+cudaError_t launch_dispatch_send_converted(const RankTable<DispatchSendArgs>& table, int ranks,
+                                           const ConversionShape& shape, const WireFormat& format,
+                                           cudaStream_t stream);
 cudaError_t launch_dispatch_recv(const RankTable<DispatchRecvArgs>& table, int ranks, int blocks,
                                  cudaStream_t stream);
 
@@ -118,9 +135,18 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
 cudaError_t launch_combine_recv_bulk(const RankTable<CombineRecvArgs>& table, int ranks,
                                      const CombineShape& shape, cudaStream_t stream);
 
+// The same where results, or the sums of a rank, go home in `format`; and for rows of f64.
+cudaError_t launch_combine_send_converted(const RankTable<CombineSendArgs>& table, int ranks,
+                                          int blocks, const WireFormat& format,
+                                          cudaStream_t stream);
+cudaError_t launch_combine_recv_converted(const RankTable<CombineRecvArgs>& table, int ranks,
+                                          const ConversionShape& shape, const WireFormat& format,
+                                          cudaStream_t stream);
+
 // Before stage 5 where results are not in the window yet, or after stage 3 where rows shall not stay
 // there. `blocks` are of this rank alone: nothing in it waits.
 cudaError_t launch_copy_rows(const CopyRowsArgs& args, int blocks, cudaStream_t stream);
+cudaError_t launch_convert_rows(const ConvertRowsArgs& args, int blocks, cudaStream_t stream);
 
 // Row scalars: before dispatch_send; before combine_send; after combine_recv. As launch_copy_rows.
 cudaError_t launch_send_scalars(const ScalarsArgs& args, int blocks, cudaStream_t stream);

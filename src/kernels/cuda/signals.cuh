@@ -85,8 +85,7 @@ struct StageInfo {
 
 // Whoever learns of a fault tells the host and all peers before it leaves. A rank that was told and ended,
 // while others were not told yet, would be blamed by those that wait for it.
-__device__ __noinline__ inline void pass_fault_on(const RankContext& context,
-                                                  std::uint64_t fault) {
+__device__ __noinline__ inline void pass_fault_on(const RankContext& context, std::uint64_t fault) {
   store_for_host(context.fault_record, fault);
   for (int peer = 0; peer < context.ranks; ++peer) {
     if (peer == context.rank) continue;

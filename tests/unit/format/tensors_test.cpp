@@ -7,6 +7,8 @@
 #include <random>
 #include <string>
 
+#include "kernels/scale_places.hpp"
+#include "kernels/wires.hpp"
 #include "unit/format/rows.hpp"
 #include "wherry/error.hpp"
 
@@ -111,6 +113,47 @@ TEST(ScalePlane, SizesAreThoseOfTheDescription) {
   EXPECT_EQ(bytes(Wire::nvfp4, ScaleLayout::column_major), 448 * 16 + 48);
   EXPECT_EQ(bytes(Wire::int8_token, ScaleLayout::row_major), 10 * 16);
   EXPECT_EQ(bytes(Wire::int8_token, ScaleLayout::column_major), 48);
+}
+
+// Kernels write the scales place by place: no two share a byte, all lie in the plane, and together they are
+// what put_scales() writes of a row.
+TEST(ScalePlane, EveryScaleHasAPlaceOfItsOwn) {
+  constexpr std::int64_t kRows = 5;
+  for (const Wire wire : all_wires()) {
+    for (const ScaleLayout layout :
+         {ScaleLayout::row_major, ScaleLayout::column_major, ScaleLayout::packed_ue8m0}) {
+      for (const std::int64_t hidden : {1, 127, 200, 1040}) {
+        WireFormat format;
+        try {
+          format = wire_format(wire, DType::f32, hidden, layout);
+        } catch (const Error&) {
+          continue;  // packed scales that are no powers of two, and raw
+        }
+        if (!format.quantised()) continue;
+        std::vector<int> written(static_cast<std::size_t>(scale_plane_bytes(format, kRows)));
+        const auto write = [&](std::int64_t at, std::int64_t bytes) {
+          for (std::int64_t i = at; i < at + bytes; ++i) ++written.at(static_cast<std::size_t>(i));
+        };
+        std::vector<std::byte> expected(written.size());
+        const std::vector<std::byte> alone(static_cast<std::size_t>(format.scale_bytes),
+                                           std::byte{1});
+        for (std::int64_t row = 0; row < kRows; ++row) {
+          for (std::int64_t block = 0; block < kernels::num_scale_places(format); ++block) {
+            write(kernels::scale_place(format, kRows, row, block),
+                  kernels::block_scale_bytes(format));
+          }
+          if (format.scale_type == ScaleType::e4m3_f32) {
+            write(kernels::row_scale_place(format, kRows, row), 4);
+          }
+          kernels::put_scales(format, expected.data(), kRows, row, alone.data());
+        }
+        for (std::size_t i = 0; i < written.size(); ++i) {
+          ASSERT_EQ(written[i], std::to_integer<int>(expected[i]))
+              << name(wire) << ' ' << name(layout) << " hidden " << hidden << " byte " << i;
+        }
+      }
+    }
+  }
 }
 
 TEST(WireFormats, BytesOfARowOf7168) {
