@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# scripts/gpu_bench.sh [processes] [threads] [gpus] [quick]: builds bench/cuda and measures plan, dispatch
+# scripts/gpu_bench.sh [processes] [threads] [gpus] [quick | decode]: builds bench/cuda and measures plan, dispatch
 # and combine: with one process a rank on one GPU, under CUDA MPS; with ranks that are threads, so each
 # stage is one launch; with one GPU a rank (results of its own folder). By default the first two.
-# quick: some shapes only. PROGRAM: run this one instead of building. Results: $OUT, or results/h200 and
+# quick: some shapes only; decode: those of few tokens. PROGRAM: run this one instead of building. Results: $OUT, or results/h200 and
 # results/h200-xN. WHERRY_COMMIT names the commit where the machine has the files without the history.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -13,8 +13,8 @@ quick=()
 for argument in "$@"; do
   case ${argument} in
     processes | threads | gpus) modes+=("${argument}") ;;
-    quick) quick=(quick) ;;
-    *) echo "gpu_bench.sh: '${argument}' is none of processes, threads, gpus, quick" >&2; exit 2 ;;
+    quick | decode) quick=("${argument}") ;;
+    *) echo "gpu_bench.sh: '${argument}' is none of processes, threads, gpus, quick, decode" >&2; exit 2 ;;
   esac
 done
 [ ${#modes[@]} -gt 0 ] || modes=(processes threads)

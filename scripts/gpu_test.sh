@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own, the ranks under
+# scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own (those of the experts together), the ranks under
 # CUDA MPS (its ranks as processes are the product's way), then `wherry layer --device cuda` in each layout
 # and a small test under compute-sanitizer. PROGRAM: run this one instead of building. FILTER: of GoogleTest;
 # with one, only its tests run. What passed goes to $OUT or results/h200, tests.json. WHERRY_COMMIT names the commit where the machine has the files without the history.
@@ -41,7 +41,8 @@ sanitized() {
 }
 
 mapfile -t tests < <("${program}" --gtest_list_tests --gtest_filter="${filter}" |
-                     awk '/^[^ ]/ { suite = $1; next } { print suite $1 }')
+                     awk '/^[^ ]/ { suite = $1; if (suite ~ /ExpertsOnGpu/) print suite "*"; next }
+                          suite !~ /ExpertsOnGpu/ { print suite $1 }')
 for test in "${tests[@]}"; do
   run "${test}" with_mps timeout "${TIMEOUT:-120}" "${program}" --gtest_filter="${test}"
 done

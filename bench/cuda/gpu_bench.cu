@@ -1,4 +1,4 @@
-// gpu_bench FILE.json processes|threads|gpus [quick]: medians of plan, dispatch and combine through the
+// gpu_bench FILE.json processes|threads|gpus [quick|decode]: medians of plan, dispatch and combine through the
 // library's own calls, beside the floor of the same run, each shape checked before and after.
 //
 // processes  one process a rank on one GPU: start CUDA MPS first. The slowest rank counts
@@ -425,8 +425,13 @@ Shape grouped(int ranks, int num_sms, Reduction reduction, SumAt sum_at) {
   return shape;
 }
 
-std::vector<Shape> shapes_of(RanksAs ranks_as, bool quick) {
+std::vector<Shape> shapes_of(RanksAs ranks_as, const std::string& which) {
+  const bool quick = which == "quick";
   std::vector<Shape> shapes;
+  if (which == "decode" && ranks_as != RanksAs::gpus) {
+    for (const int tokens : {128, 16, 1}) shapes.push_back(decode(8, tokens));
+    return shapes;
+  }
   if (ranks_as == RanksAs::gpus) {
     // Asked in a process of its own: this one must not touch CUDA before it forks.
     int devices = 0;
@@ -471,7 +476,7 @@ int run(int argc, char** argv) {
                            : how == "gpus"  ? RanksAs::gpus
                                             : RanksAs::processes;
   if (how != bench::name(ranks_as) && how != "gpus") {
-    std::fprintf(stderr, "usage: gpu_bench FILE.json processes|threads|gpus [quick]\n");
+    std::fprintf(stderr, "usage: gpu_bench FILE.json processes|threads|gpus [quick|decode]\n");
     return 2;
   }
   std::string command = "gpu_bench " + std::filesystem::path(argv[1]).filename().string();
@@ -479,7 +484,7 @@ int run(int argc, char** argv) {
   Results results(argv[1], command);
   bool good = true;
   if (ranks_as == RanksAs::gpus) results.measure_the_link();
-  for (const Shape& shape : shapes_of(ranks_as, argc > 3)) {
+  for (const Shape& shape : shapes_of(ranks_as, argc > 3 ? argv[3] : "")) {
     good = run_shape(ranks_as, shape, results) && good;
   }
   results.finish();

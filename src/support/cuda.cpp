@@ -23,6 +23,34 @@ void check(cudaError_t error, Error::Where where, const char* what) {
               fmt::format("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
+cudaError_t record_beside(cudaStream_t stream, std::span<const cudaEvent_t> events) {
+  const bool none = std::ranges::all_of(events, [](cudaEvent_t event) { return event == nullptr; });
+  if (none) return cudaSuccess;
+  cudaStreamCaptureStatus status{};
+  cudaGraph_t graph = nullptr;
+  const cudaGraphNode_t* after = nullptr;
+  std::size_t count = 0;
+#if CUDART_VERSION >= 13000
+  cudaError_t error =
+      cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &after, nullptr, &count);
+#else
+  cudaError_t error = cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, &after, &count);
+#endif
+  // One after the other, so the graph forks once.
+  cudaGraphNode_t node = nullptr;
+  for (const cudaEvent_t event : events) {
+    if (event == nullptr || error != cudaSuccess) continue;
+    if (status == cudaStreamCaptureStatusActive) {
+      error = cudaGraphAddEventRecordNode(&node, graph, after, count, event);
+      after = &node;
+      count = 1;
+    } else {
+      error = cudaEventRecord(event, stream);
+    }
+  }
+  return error;
+}
+
 DeviceGuard::DeviceGuard(int ordinal) {
   check(cudaGetDevice(&before_), kNowhere, "cudaGetDevice");
   if (before_ == ordinal) return;

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <span>
 
 #include "wherry/error.hpp"
 
@@ -12,6 +13,10 @@ namespace wherry::cuda {
 
 // Throws what CUDA says of `what`: out_of_memory where memory is missing, else system.
 void check(cudaError_t error, Error::Where where, const char* what);
+
+// Records `events` (null: none) when all that is in the stream now is done. In a stream that is being
+// captured, by every replay, and beside the stream: between two kernels an event takes a microsecond.
+[[nodiscard]] cudaError_t record_beside(cudaStream_t stream, std::span<const cudaEvent_t> events);
 
 // The calling thread's device is `ordinal` until the end of the scope.
 class DeviceGuard {

@@ -324,7 +324,8 @@ Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_
   g.plan = args.count.plan;
   args.send = outgoing(g, x, !expects_recv());
   launches_->launch(
-      local_, args, stream_, at(Stage::plan), [this](auto& table, int ranks, cudaStream_t stream) {
+      local_, args, stream_, at(Stage::plan),
+      [this](auto& table, int ranks, cudaStream_t stream) {
         std::int64_t tokens = 0;
         for (int rank = 0; rank < ranks; ++rank) {
           tokens = std::max<std::int64_t>(tokens, table.rank[rank].count.plan.tokens);
@@ -338,8 +339,9 @@ Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_
           table.rank[rank].count.chunk_tokens = shape.chunk_tokens;
         }
         return kernel::launch_plan_dispatch(table, ranks, shape, stream);
-      });
-  plan.filled(args.count.plan.tokens, ++plans_, placements_, stream_);
+      },
+      plan.filled_event());
+  plan.filled(args.count.plan.tokens, ++plans_, placements_);
   g.plan_serial = plan.serial();
   if (expects_recv()) receive_rows(g);
   return end_dispatch(g);

@@ -11,7 +11,8 @@ namespace wherry::cuda {
 Launches::Launches(std::vector<int> ranks, Seconds deadline)
     : ranks_(std::move(ranks)),
       deadline_(deadline),
-      here_(ranks_.size(), false) {}
+      here_(ranks_.size(), false),
+      done_(ranks_.size(), nullptr) {}
 
 void Launches::together(const Call& call, Error::Where where,
                         const std::function<cudaError_t(std::byte*)>& launch) {
@@ -42,8 +43,10 @@ void Launches::together(const Call& call, Error::Where where,
   std::memcpy(table_.data() + static_cast<std::size_t>(call.local) * call.args_bytes, call.args,
               call.args_bytes);
   here_[static_cast<std::size_t>(call.local)] = true;
+  done_[static_cast<std::size_t>(call.local)] = call.done;
   if (++arrived_ == num_ranks()) {
     result_ = launch(table_.data());
+    if (result_ == cudaSuccess) result_ = record_beside(stream_, done_);
     arrived_ = 0;
     std::fill(here_.begin(), here_.end(), false);
     ++turns_;

@@ -27,11 +27,11 @@ class Launches {
   [[nodiscard]] int num_ranks() const noexcept { return static_cast<int>(ranks_.size()); }
 
   // Called by each of the ranks; `local` is its place among them. launch(table, ranks, stream) is called
-  // by one of them. Throws misuse where the ranks make different calls or use different streams,
-  // timeout naming a rank that does not come, system.
+  // by one of them. `done`, or null, is recorded behind it. Throws misuse where the ranks make different
+  // calls or use different streams, timeout naming a rank that does not come, system.
   template <typename Args, typename Launch>
   void launch(int local, const Args& mine, cudaStream_t stream, Error::Where where,
-              const Launch& launch) {
+              const Launch& launch, cudaEvent_t done = nullptr) {
     static_assert(std::is_trivially_copyable_v<Args>);
     using Table = kernels::cuda::RankTable<Args>;
     const auto launch_table = [&](std::byte* table) {
@@ -41,10 +41,11 @@ class Launches {
       Table table{};
       table.rank[0] = mine;
       check(launch(table, 1, stream), where, "launch");
+      check(record_beside(stream, {&done, 1}), where, "cudaEventRecord");
       return;
     }
-    together({local, typeid(Args).hash_code(), sizeof(Args), sizeof(Table), &mine, stream}, where,
-             launch_table);
+    together({local, typeid(Args).hash_code(), sizeof(Args), sizeof(Table), &mine, stream, done},
+             where, launch_table);
   }
 
  private:
@@ -55,6 +56,7 @@ class Launches {
     std::size_t table_bytes;
     const void* args;
     cudaStream_t stream;
+    cudaEvent_t done;
   };
   void together(const Call& call, Error::Where where,
                 const std::function<cudaError_t(std::byte*)>& launch);
@@ -64,7 +66,8 @@ class Launches {
   std::mutex mutex_;
   std::condition_variable launched_;
   std::vector<std::byte> table_;
-  std::vector<bool> here_;  // [ranks] have come to this turn
+  std::vector<bool> here_;         // [ranks] have come to this turn
+  std::vector<cudaEvent_t> done_;  // [ranks] of this turn
   int arrived_ = 0;
   std::uint64_t turns_ = 0;
   std::size_t kind_ = 0;

@@ -91,19 +91,10 @@ CudaPlan::CudaPlan(std::shared_ptr<PlanOwner> owner) : owner_(std::move(owner)) 
 
 CudaPlan::~CudaPlan() { static_cast<void>(cudaEventDestroy(filled_)); }
 
-void CudaPlan::filled(std::int64_t tokens, std::uint64_t serial, std::uint64_t placement,
-                      cudaStream_t stream) {
+void CudaPlan::filled(std::int64_t tokens, std::uint64_t serial, std::uint64_t placement) {
   arrays_.tokens = static_cast<std::int32_t>(tokens);
   serial_ = serial;
   placement_ = placement;
-  const Error::Where where{Stage::plan, owner_->rank, -1};
-  // In a captured graph the event is one of the host's all the same, recorded by every replay.
-  cudaStreamCaptureStatus status{};
-  check(cudaStreamIsCapturing(stream, &status), where, "cudaStreamIsCapturing");
-  check(cudaEventRecordWithFlags(filled_, stream,
-                                 status == cudaStreamCaptureStatusActive ? cudaEventRecordExternal
-                                                                         : cudaEventRecordDefault),
-        where, "cudaEventRecord");
 }
 
 bool CudaPlan::ready() {
@@ -228,16 +219,18 @@ void CudaExchange::plan(const Routing& routing, DevicePlan& device_plan) {
   kernel::CountArgs args = count_args(routing, plan);
   check_device_memory(Stage::plan, "ids", args.plan.tokens > 0 ? routing.ids : nullptr);
   check_device_memory(Stage::plan, "weights", args.plan.tokens > 0 ? routing.weights : nullptr);
-  launches_->launch(local_, args, stream_, at(Stage::plan),
-                    [this](auto& table, int ranks, cudaStream_t stream) {
-                      for (int rank = 0; rank < ranks; ++rank) {
-                        kernel::CountArgs& each = table.rank[rank];
-                        each.chunk_tokens =
-                            kernel::choose_chunk_tokens(each.plan.tokens, num_sms_, config().topk);
-                      }
-                      return kernel::launch_count(table, ranks, shared_bytes_, stream);
-                    });
-  plan.filled(args.plan.tokens, ++plans_, placements_, stream_);
+  launches_->launch(
+      local_, args, stream_, at(Stage::plan),
+      [this](auto& table, int ranks, cudaStream_t stream) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          kernel::CountArgs& each = table.rank[rank];
+          each.chunk_tokens =
+              kernel::choose_chunk_tokens(each.plan.tokens, num_sms_, config().topk);
+        }
+        return kernel::launch_count(table, ranks, shared_bytes_, stream);
+      },
+      plan.filled_event());
+  plan.filled(args.plan.tokens, ++plans_, placements_);
 }
 
 }  // namespace wherry::cuda

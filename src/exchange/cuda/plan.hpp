@@ -42,9 +42,9 @@ class CudaPlan final : public DevicePlan {
 
   // `tokens` of a call of plan(). The arrays stay where they are.
   [[nodiscard]] kernels::cuda::PlanArrays arrays() const noexcept { return arrays_; }
-  // Called when plan() has been launched in `stream`.
-  void filled(std::int64_t tokens, std::uint64_t serial, std::uint64_t placement,
-              cudaStream_t stream);
+  // Called when plan() has been launched, and filled_event() recorded behind it.
+  void filled(std::int64_t tokens, std::uint64_t serial, std::uint64_t placement);
+  [[nodiscard]] cudaEvent_t filled_event() const noexcept { return filled_; }
 
   [[nodiscard]] const PlanOwner* owner() const noexcept { return owner_.get(); }
   [[nodiscard]] std::int64_t tokens() const noexcept { return arrays_.tokens; }

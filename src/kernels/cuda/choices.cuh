@@ -23,9 +23,10 @@ template <typename Args>
 __device__ void touch_arguments(const Args& args, const RankContext& context) {
   constexpr int kLine = 64;
   constexpr int kLines = (static_cast<int>(sizeof(Args)) + kLine - 1) / kLine;
-  const int line = warp_index();
-  if (lane_index() == 0 && line < kLines) {
-    const auto* words = reinterpret_cast<const std::uint32_t*>(&args);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(&args);
+#pragma unroll 1
+  for (int line = warp_index(); lane_index() == 0 && line < kLines;
+       line += static_cast<int>(blockDim.x) / kWarpLanes) {
     asm volatile("" ::"r"(words[line * (kLine / 4)]));
   }
   if (threadIdx.x < static_cast<unsigned>(context.ranks)) {

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kCountThreads)
   const Chunk chunk = chunk_of(args, static_cast<int>(blockIdx.x));
   const Run run = run_of_warp(chunk.begin, chunk.end, context.topk, max_warps);
   const FirstIds first_ids = load_first_ids(args, run);
-  load_placement(args, shared);
+  store_placement(args, shared, load_placement_part(args, static_cast<int>(threadIdx.x)));
 #pragma unroll 1
   for (int at = static_cast<int>(threadIdx.x); at < run.used_warps * shared.entries;
        at += kCountThreads) {
@@ -189,12 +189,13 @@ __global__ void __launch_bounds__(kCountThreads)
   add_earlier(args, shared, run);
   __syncthreads();  // base is written again
   const bool writes = blockIdx.x == 0;
-  switch (receive_counts(args, shared, info, begin.epoch, writes, &flags, chunk.begin, chunk.end)) {
+  receive_counts(args, shared, info, warp_index(), kCountWarps, &flags);
+  switch (finish_counts(args, shared, info, begin.epoch, writes, &flags, chunk.begin, chunk.end)) {
     case Placed::failed: return;
     case Placed::poisoned: break;
     case Placed::good:
       if (writes && warp_index() == 0) write_arrivals(args, shared);
-      if (writes) add_loads(args, shared);
+      if (writes) add_loads(args, shared, 0);
       add_base(args, shared, chunk);
   }
   if (threadIdx.x == 0 &&

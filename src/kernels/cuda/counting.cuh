@@ -78,22 +78,38 @@ __device__ inline CountShared count_shared(std::int32_t* memory, const CountArgs
   return shared;
 }
 
-__device__ inline void load_placement(const CountArgs& args, const CountShared& shared) {
+// A thread's part of the placement: loaded first, stored when something else is on its way too.
+struct PlacementPart {
+  std::int32_t expert_begin, expert_slot, slot_rank, slot_begin;
+};
+__device__ inline int num_placement_parts(const CountArgs& args) {
+  return max(max(args.placement.experts + 1, args.placement.slots), args.context.ranks + 1);
+}
+__device__ inline PlacementPart load_placement_part(const CountArgs& args, int part) {
   const PlacementArrays& placement = args.placement;
-  const int ranks = args.context.ranks;
-  const int most = max(max(placement.experts + 1, placement.slots), ranks + 1);
+  return {part <= placement.experts ? placement.expert_begin[part] : 0,
+          part < placement.slots ? placement.expert_slots[part] : 0,
+          part < placement.slots ? placement.slot_rank[part] : 0,
+          part <= args.context.ranks ? placement.slot_begin[part] : 0};
+}
+__device__ inline void store_placement_part(const CountArgs& args, const CountShared& shared,
+                                            int part, const PlacementPart& loaded) {
+  if (part <= args.placement.experts) shared.expert_begin[part] = loaded.expert_begin;
+  if (part < args.placement.slots) {
+    shared.expert_slots[part] = loaded.expert_slot;
+    shared.slot_rank[part] = loaded.slot_rank;
+  }
+  if (part <= args.context.ranks) shared.slot_begin[part] = loaded.slot_begin;
+}
+// One block: stores `first`, the thread's own part, and does the rest.
+__device__ inline void store_placement(const CountArgs& args, const CountShared& shared,
+                                       PlacementPart first) {
+  const int parts = num_placement_parts(args);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < most; i += static_cast<int>(blockDim.x)) {
-    const std::int32_t expert_begin = i <= placement.experts ? placement.expert_begin[i] : 0;
-    const std::int32_t expert_slot = i < placement.slots ? placement.expert_slots[i] : 0;
-    const std::int32_t slot_rank = i < placement.slots ? placement.slot_rank[i] : 0;
-    const std::int32_t slot_begin = i <= ranks ? placement.slot_begin[i] : 0;
-    if (i <= placement.experts) shared.expert_begin[i] = expert_begin;
-    if (i < placement.slots) {
-      shared.expert_slots[i] = expert_slot;
-      shared.slot_rank[i] = slot_rank;
-    }
-    if (i <= ranks) shared.slot_begin[i] = slot_begin;
+  for (int part = static_cast<int>(threadIdx.x); part < parts;) {
+    store_placement_part(args, shared, part, first);
+    part += static_cast<int>(blockDim.x);
+    if (part < parts) first = load_placement_part(args, part);
   }
 }
 
@@ -145,9 +161,9 @@ __device__ inline std::int32_t slot_for(const CountArgs& args, const CountShared
   const std::int32_t begin = shared.expert_begin[expert];
   const std::int32_t replicas = shared.expert_begin[expert + 1] - begin;
   if (replicas == 1) return shared.expert_slots[begin];
-  const std::uint64_t turn = std::uint64_t{token} + static_cast<std::uint64_t>(args.context.rank);
-  const auto pick = static_cast<std::int32_t>(turn % static_cast<std::uint64_t>(replicas));
-  return shared.expert_slots[begin + pick];
+  const std::uint32_t turn = token + static_cast<std::uint32_t>(args.context.rank);  // few bits
+  const std::uint32_t pick = turn % static_cast<std::uint32_t>(replicas);
+  return shared.expert_slots[begin + static_cast<std::int32_t>(pick)];
 }
 
 // Counts one kind of entry for the lanes of a step: how many tokens before this lane's have `entry`,

@@ -170,8 +170,7 @@ __global__ void __launch_bounds__(kCopyThreads)
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
   }
-  __shared__ std::int32_t words[kListedSlots];
-  finish_dispatch_send(args, begin.epoch, {words, kListedSlots});
+  finish_dispatch_send(args, begin.epoch);
 }
 
 // --- Quantised on the way -----------------------------------------------------------------------
@@ -237,8 +236,7 @@ __global__ void __launch_bounds__(kCopyThreads)
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
   }
-  __shared__ std::int32_t words[kListedSlots];
-  finish_dispatch_send(args, begin.epoch, {words, kListedSlots});
+  finish_dispatch_send(args, begin.epoch);
 }
 
 // --- Launching ----------------------------------------------------------------------------------

@@ -166,8 +166,7 @@ __global__ void __launch_bounds__(kThreads)
       write_entries(args.context, args.send, choice, places.destinations.first_of_rank, lane);
     }
   }
-  __shared__ std::int32_t words[kListedSlots];
-  finish_dispatch_send(args, begin.epoch, {words, kListedSlots});
+  finish_dispatch_send(args, begin.epoch);
 }
 
 template <typename C>

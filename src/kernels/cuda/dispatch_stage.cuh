@@ -24,10 +24,10 @@ __device__ inline StageBegin begin_dispatch_send(const DispatchSendArgs& args) {
   return begin;
 }
 
-// Shared memory that the copies need no more.
+// Shared memory that the copies need no more. Empty in kernels that are never asked for lists.
 struct Scratch {
-  std::int32_t* words;
-  std::int32_t count;
+  std::int32_t* words = nullptr;
+  std::int32_t count = 0;
 };
 
 // Every block: the lists, when the rows of all peers have come.
@@ -52,7 +52,7 @@ __device__ inline void receive_and_list(const DispatchSendArgs& args, std::uint3
 
 // All threads of all blocks, after each thread's own stores have been written.
 __device__ inline void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t epoch,
-                                            const Scratch& scratch) {
+                                            const Scratch& scratch = {}) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.context;
   const bool last = is_last_block(*context.state, Arrival::dispatch_sent, gridDim.x);

@@ -72,14 +72,17 @@ struct CombineJob {
 cudaError_t launch_count(const RankTable<CountArgs>& table, int ranks, int shared_bytes,
                          cudaStream_t stream);
 
-// Stages 2 and 3 in one launch, for few tokens: every block counts all tokens of its rank, and has its
-// own tokens' rows ready in shared memory when the counts arrive.
+// Stages 2 and 3 in one launch, for few tokens: every block counts all tokens of its rank, and its
+// warps have pieces of its own tokens' rows ready in shared memory when the counts arrive.
 struct PlanDispatchShape {
   int chunk_tokens =
-      0;  // tokens a block sends (CountArgs::chunk_tokens); 0: two launches are needed
+      0;           // tokens a block sends (CountArgs::chunk_tokens); 0: two launches are needed
+  int pieces = 1;  // of a row
+  int piece_steps = 1;  // 512 bytes of the row that travels
   std::size_t shared_bytes = 0;
-  bool quantised = false;  // e4m3_block128
-  bool bulk = false;       // rows leave by bulk copies
+  bool quantised = false;   // e4m3_block128
+  bool loads_bulk = false;  // pieces come by bulk copies
+  bool bulk = false;        // rows leave by bulk copies
 };
 struct PlanDispatchJob {
   int tokens = 0;  // of a rank, at most

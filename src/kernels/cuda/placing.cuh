@@ -9,13 +9,32 @@ namespace wherry::kernels::cuda {
 // Bits of the flags that a block's threads raise while they receive counts.
 enum PlanFlag : unsigned { kFlagWait = 1, kFlagBad = 2, kFlagFull = 4, kFlagPlacement = 8 };
 
-// One thread: a pair of the messages of all ranks, either the header or entries [4 * quad, 4 * quad + 4).
-// With rows_per_slot the base is final; otherwise it lacks where the segment begins (scan_segments).
-__device__ inline unsigned receive_pair(const CountArgs& args, const CountShared& shared,
-                                        const StageInfo& info, int pair) {
-  constexpr int kInFlight = 8;
+// Lanes that share a pair of the messages of all ranks: each takes every second source, and then one of
+// the two words.
+inline constexpr int kSourceLanes = 2;
+inline constexpr int kPairsOfWarp = kWarpLanes / kSourceLanes;
+
+// The sum over both lanes of the word that is this lane's.
+__device__ inline std::uint64_t sum_over_sources(const WordPair& pair, int part) {
+  const std::uint64_t other = part == 0 ? pair.second : pair.first;
+  return (part == 0 ? pair.first : pair.second) + __shfl_xor_sync(kAllLanes, other, 1);
+}
+__device__ inline std::int32_t count_of_word(std::uint64_t word, int which) {
+  return static_cast<std::int32_t>(word >> (which * kCountBits) &
+                                   ((std::uint64_t{1} << kCountBits) - 1));
+}
+
+// One warp: kPairsOfWarp pairs of the messages of all ranks, each either the header or entries
+// [4 * quad, 4 * quad + 4). With rows_per_slot the base is final; otherwise it lacks where the segment
+// begins (scan_segments). Returns the lane's flags.
+__device__ inline unsigned receive_pairs_of_warp(const CountArgs& args, const CountShared& shared,
+                                                 const StageInfo& info, int first_pair, int pairs) {
+  constexpr int kInFlight = 4;
   const RankContext& context = args.context;
+  const int part = lane_index() % kSourceLanes;
+  const int pair = first_pair + lane_index() / kSourceLanes;
   const int quad = pair - kHeaderPairs;
+  const bool inside = pair < pairs && pair != 1;  // nobody needs the second pair of a good header
   const std::uint64_t stride = context.layout.counts_stride;
   const auto* message =
       own_window_at<std::byte>(context, context.layout.count_message(info.generation, 0)) +
@@ -26,52 +45,69 @@ __device__ inline unsigned receive_pair(const CountArgs& args, const CountShared
   WordPair all{0, 0};
   unsigned flags = 0;
 #pragma unroll 1
-  for (int first = 0; first < context.ranks; first += kInFlight) {
-    WordPair pairs[kInFlight];
-    if (!receive_pairs(context, info, message + static_cast<std::uint64_t>(first) * stride, stride,
-                       min(kInFlight, context.ranks - first), first, 1, pairs)) {
-      return kFlagWait;
+  for (int source = part; inside && source < context.ranks; source += kSourceLanes * kInFlight) {
+    WordPair words[kInFlight];
+    const int count = min(kInFlight, (context.ranks - source + kSourceLanes - 1) / kSourceLanes);
+    if (!receive_pairs(context, info, message + static_cast<std::uint64_t>(source) * stride,
+                       kSourceLanes * stride, count, source, kSourceLanes, words)) {
+      flags = kFlagWait;
+      break;
     }
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
-      const int source = first + i;
-      if (source >= context.ranks) continue;
-      const WordPair data = data_of(pairs[i]);
-      if (source < context.rank) add_to(earlier, data);
-      if (source == context.rank) own = data;
+      const int from = source + i * kSourceLanes;
+      if (from >= context.ranks) continue;
+      const WordPair data = data_of(words[i]);
+      if (from < context.rank) add_to(earlier, data);
+      if (from == context.rank) own = data;
       add_to(all, data);
-      if (quad < 0 && hash_of_header(data.second) != args.placement_hash) flags = kFlagPlacement;
+      if (quad < 0 && hash_of_header(data.second) != args.placement_hash) flags |= kFlagPlacement;
       if (my_entry / 4 != quad) continue;
-      const std::uint64_t word = my_entry % 4 < 2 ? data.first : data.second;
-      shared.from[source] = static_cast<std::int32_t>(word >> (my_entry % 2 * kCountBits) &
-                                                      ((std::uint64_t{1} << kCountBits) - 1));
+      shared.from[from] = count_of_word(my_entry % 4 < 2 ? data.first : data.second, my_entry % 2);
     }
   }
-  const int4 before = unpack_quad(earlier);
-  const int4 mine = unpack_quad(own);
-  const int4 total = unpack_quad(all);
-  if (quad < 0) return flags | (total.y != 0 ? kFlagBad : 0U);  // only the status is in these bits
-  const int befores[4] = {before.x, before.y, before.z, before.w};
-  const int mines[4] = {mine.x, mine.y, mine.z, mine.w};
-  const int totals[4] = {total.x, total.y, total.z, total.w};
+  __syncwarp();
+  const std::uint64_t totals = sum_over_sources(all, part);
+  const std::uint64_t befores = sum_over_sources(earlier, part);
+  const std::uint64_t mines = sum_over_sources(own, part);
+  if (!inside) return flags;
+  if (quad < 0) {  // only the status is in the upper half of the first word
+    return flags | (part == 0 && totals >> 32 != 0 ? kFlagBad : 0U);
+  }
   const auto token_rows = static_cast<std::int64_t>(context.layout.token_row_capacity);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int entry = 4 * quad + j;
+  for (int which = 0; which < 2; ++which) {
+    const int entry = 4 * quad + 2 * part + which;
     const int peer = entry - args.placement.slots;
+    const std::int32_t total = count_of_word(totals, which);
     std::int32_t begin = 0;
     if (peer < 0 && args.rows_per_slot > 0) {
       begin = (entry - shared.slot_begin[shared.slot_rank[entry]]) * args.rows_per_slot;
-      if (totals[j] > args.rows_per_slot && !args.drops) flags |= kFlagFull;
+      if (total > args.rows_per_slot && !args.drops) flags |= kFlagFull;
       shared.end[entry] = begin + args.rows_per_slot;
     }
-    shared.base[entry] = begin + befores[j];
-    shared.total[entry] = totals[j];
+    shared.base[entry] = begin + count_of_word(befores, which);
+    shared.total[entry] = total;
     if (peer < 0 || peer >= context.ranks) continue;
-    shared.to[peer] = mines[j];
-    if (token_rows != 0 && totals[j] > token_rows) flags |= kFlagFull;
+    shared.to[peer] = count_of_word(mines, which);
+    if (token_rows != 0 && total > token_rows) flags |= kFlagFull;
   }
   return flags;
+}
+
+// `warps` warps, this one number `warp`: waits for the counts of all ranks and fills base, total, end, to
+// and from, but for what finish_counts() does. `flags` is shared memory, 0 before.
+__device__ inline void receive_counts(const CountArgs& args, const CountShared& shared,
+                                      const StageInfo& info, int warp, int warps, unsigned* flags) {
+  const int pairs = kHeaderPairs + shared.entries / 4;
+  unsigned raised = 0;
+#pragma unroll 1
+  for (int first = warp * kPairsOfWarp;
+       first < pairs && !__any_sync(kAllLanes, (raised & kFlagWait) != 0);
+       first += warps * kPairsOfWarp) {
+    raised |= receive_pairs_of_warp(args, shared, info, first, pairs);
+  }
+  if (raised != 0) atomicOr(flags, raised);
 }
 
 // One warp: the sum of the values of this lane and those before it.
@@ -195,12 +231,13 @@ __device__ __noinline__ inline void report_plan(const CountArgs& args, const Cou
   *known = serial;
 }
 
-// One block, all threads: what arrived, for Exchange::loads().
-__device__ inline void add_loads(const CountArgs& args, const CountShared& shared) {
-  if (args.loads == nullptr) return;
+// One block, its threads from `first` on: what arrived, for Exchange::loads().
+__device__ inline void add_loads(const CountArgs& args, const CountShared& shared, int first) {
+  const int thread = static_cast<int>(threadIdx.x) - first;
+  if (args.loads == nullptr || thread < 0) return;
 #pragma unroll 1
-  for (int slot = static_cast<int>(threadIdx.x); slot < args.placement.slots;
-       slot += static_cast<int>(blockDim.x)) {
+  for (int slot = thread; slot < args.placement.slots;
+       slot += static_cast<int>(blockDim.x) - first) {
     args.loads[slot] += shared.total[slot];
   }
 }
@@ -243,20 +280,12 @@ __device__ inline void clear_plan(const CountArgs& args, const CountShared& shar
 
 enum class Placed { failed, poisoned, good };
 
-// One block, all threads: waits for the counts of all ranks and fills base, total, to and from. Only
-// the block that `writes` tells the plan (the exchange's number `serial`); with rows_per_slot it does so later (write_arrivals), since
-// nothing waits for it. `flags` is shared memory, 0 before; tokens [begin, end) are the block's.
-__device__ inline Placed receive_counts(const CountArgs& args, const CountShared& shared,
-                                        const StageInfo& info, std::uint32_t serial, bool writes,
-                                        unsigned* flags, std::uint32_t begin, std::uint32_t end) {
-  const int pairs = kHeaderPairs + shared.entries / 4;
-#pragma unroll 1
-  for (int pair = static_cast<int>(threadIdx.x); pair < pairs;
-       pair += static_cast<int>(blockDim.x)) {
-    const unsigned raised = pair == 1 ? 0 : receive_pair(args, shared, info, pair);
-    if (raised != 0) atomicOr(flags, raised);
-    if ((raised & kFlagWait) != 0) break;
-  }
+// One block, all threads, when the counts are received: what they mean. Only the block that `writes` tells
+// the plan (the exchange's number `serial`); with rows_per_slot it does so later (write_arrivals), since
+// nothing waits for it. Tokens [begin, end) are the block's.
+__device__ inline Placed finish_counts(const CountArgs& args, const CountShared& shared,
+                                       const StageInfo& info, std::uint32_t serial, bool writes,
+                                       unsigned* flags, std::uint32_t begin, std::uint32_t end) {
   __syncthreads();
   if (args.rows_per_slot == 0 && (*flags & kFlagWait) == 0) {
     for (int rank = warp_index(); rank < args.context.ranks;

@@ -2,10 +2,11 @@
 //
 // What takes time with few tokens is the chain of things that wait for each other. So every block
 // counts all tokens of its rank by itself instead of asking the other blocks; the counts travel in
-// words that carry their epoch; a block makes the rows of its own tokens ready in shared memory while
-// they do; and the rows leave at once when the counts are there. The plan is written on the way.
-#include "kernels/cuda/counting.cuh"
+// words that carry their epoch; meanwhile each warp has a piece of a token's row loaded and converted,
+// and all of its places but the base, and sends it when the counts are there. The plan is written while
+// the signal is on its way.
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/marks.cuh"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/placing.cuh"
 #include "kernels/cuda/quantise.cuh"
@@ -15,31 +16,55 @@ namespace wherry::kernels::cuda {
 
 namespace {
 
-constexpr std::uint32_t kPartTokens =
-    4;  // made ready at a time; 2: 37.3 us instead of 34.8 with 128 tokens
 constexpr int kMaxChoices =
     4096;  // of a rank: more are better counted by blocks that share the work
+constexpr int kMaxTokens = 1024;  // whose marks are looked through word by word
 
-// Shared memory: counts, then the choices of all tokens, then rows and scales of the block's tokens.
-WHERRY_HD constexpr std::size_t choice_bytes(int tokens, int topk) {
-  return layout::round_up(static_cast<std::uint64_t>(tokens) * static_cast<std::uint64_t>(topk) *
-                              4 * sizeof(std::int32_t),
-                          128);
-}
-WHERRY_HD constexpr std::size_t count_bytes(const CountSizes& sizes, int warps) {
+constexpr int kThreads = kCountThreads;
+constexpr int kWarps = kCountWarps;
+// A block with few tokens leaves warps free for the counts: 9.8 -> 9.2 us with one token.
+constexpr int kFreeWarps = 6;
+
+// Rows are made ready in steps of 512 bytes of the row that travels; a piece has some of them.
+constexpr std::uint32_t kStepBytes = 512;
+constexpr std::uint32_t kStepScaleBytes = kPieceElements / kBlockElements * sizeof(float);
+constexpr std::uint32_t kStepSourceBytes = 2 * kStepBytes;  // bf16 that becomes a step
+
+// Shared memory: counts and marks, addresses of the windows, slots of the block's choices, and for each
+// warp a piece as it travels, its scales, and what it is made from.
+WHERRY_HD constexpr std::size_t count_bytes(const CountSizes& sizes, int tokens) {
   return layout::round_up(
-      static_cast<std::uint64_t>(sizes.fixed() + warps * sizes.entries()) * sizeof(std::int32_t),
+      static_cast<std::uint64_t>(sizes.fixed() + num_mark_words(tokens) * sizes.entries()) *
+          sizeof(std::int32_t),
       128);
 }
-WHERRY_HD constexpr int warps_that_count(int tokens, int topk) {
-  const int step = kWarpLanes / topk;
-  const int warps = (tokens + step - 1) / step;
-  return warps < 1 ? 1 : (warps < kCountWarps ? warps : kCountWarps);
+WHERRY_HD constexpr std::size_t address_bytes(int ranks) {
+  return layout::round_up(static_cast<std::uint64_t>(ranks) * sizeof(std::byte*), 128);
+}
+WHERRY_HD constexpr std::size_t slot_bytes(int chunk_tokens, int topk) {
+  return layout::round_up(static_cast<std::uint64_t>(chunk_tokens) *
+                              static_cast<std::uint64_t>(topk) * sizeof(std::int32_t),
+                          128);
+}
+constexpr std::size_t piece_bytes(int steps, bool quantised, bool loads_bulk) {
+  return static_cast<std::size_t>(steps) *
+         (kStepBytes + (quantised ? kStepScaleBytes + (loads_bulk ? kStepSourceBytes : 0U) : 0U));
 }
 
-struct Staging {
-  std::byte* rows;    // [tokens of the block], row_pitch apart
-  std::byte* scales;  // [tokens of the block], scale_pitch apart
+// What a kernel is told about its shape.
+struct Pieces {
+  std::uint32_t of_row;
+  std::uint32_t steps;  // of a piece
+  bool loads_bulk;
+};
+
+// A warp's part of shared memory.
+struct Buffers {
+  std::byte* row;
+  std::byte* scales;
+  std::byte*
+      source;  // bulk loads go here: quantised rows are made from it, others travel from there
+  std::uint64_t* loaded;
 };
 
 // Tokens [begin, end) of a block.
@@ -47,107 +72,136 @@ struct Chunk {
   std::uint32_t begin, end;
 };
 
-// One instruction a row: a loop over cache lines stood in front of the counting for a microsecond.
-__device__ void prefetch_rows(const Outgoing& send, const Chunk& chunk, std::uint32_t row_bytes) {
-#ifdef WHERRY_HAS_BULK_COPY
-  const std::uint32_t token = chunk.begin + threadIdx.x;
-  const std::byte* row = send.x + token * send.x_pitch;
-  if (token < chunk.end && (reinterpret_cast<std::uintptr_t>(row) | row_bytes) % 16 == 0) {
-    bulk_prefetch(row, row_bytes);
-  }
-#endif
+// What a warp does at a time: a piece of a token's row.
+struct Item {
+  std::uint32_t token;
+  std::uint32_t piece;
+  std::uint32_t first_step;
+  std::uint32_t bytes;  // of the row
+};
+__device__ Item item_of(const Chunk& chunk, const Pieces& pieces, std::uint32_t row_bytes,
+                        std::uint32_t at) {
+  const std::uint32_t piece = at % pieces.of_row;
+  const std::uint32_t first = piece * pieces.steps;
+  return {chunk.begin + at / pieces.of_row, piece, first,
+          min(pieces.steps * kStepBytes, row_bytes - first * kStepBytes)};
 }
 
 // --- Rows to shared memory ----------------------------------------------------------------------
 
-// A warp takes pieces of 512 elements; the next one is loaded while one is converted.
-__device__ void stage_quantised(const Outgoing& send, const Chunk& chunk, const Staging& staging,
-                                std::uint32_t hidden, std::uint64_t row_pitch) {
-  const std::uint32_t pieces = (hidden + kPieceElements - 1) / kPieceElements;
-  const std::uint32_t items = (chunk.end - chunk.begin) * pieces;
+// The source of a piece, asked for by one lane.
+template <bool kQuantised>
+__device__ void load_piece(const Outgoing& send, const Item& item, const Buffers& buffers) {
+#ifdef WHERRY_HAS_BULK_COPY
+  constexpr std::uint32_t kFactor = kQuantised ? 2 : 1;
+  if (lane_index() != 0) return;
+  const std::uint32_t barrier = shared_address(buffers.loaded);
+  barrier_expect_bytes(barrier, kFactor * item.bytes);
+  bulk_load(shared_address(buffers.source),
+            send.x + item.token * send.x_pitch + item.first_step * (kFactor * kStepBytes),
+            kFactor * item.bytes, barrier);
+#endif
+}
+__device__ void wait_for_piece(const Buffers& buffers, std::uint32_t parity) {
+#ifdef WHERRY_HAS_BULK_COPY
+  barrier_wait(shared_address(buffers.loaded), parity);
+#endif
+}
+
+// `from`: the item's first element, in shared or global memory.
+__device__ void quantise_piece(const Item& item, const std::byte* from, const Buffers& buffers) {
   const auto lane_element = static_cast<std::uint32_t>(lane_index() * kLaneElements);
-  const auto load = [&](std::uint32_t item, uint4(&packed)[2]) {
-    const std::uint32_t element = item % pieces * kPieceElements + lane_element;
+  const auto load = [&](std::uint32_t element, uint4(&packed)[2]) {
     packed[0] = packed[1] = uint4{};
-    if (item >= items || element >= hidden) return;
-    load_elements(send.x + (chunk.begin + item / pieces) * send.x_pitch + element * 2, packed);
+    if (element >= item.bytes) return;
+    const auto* at = reinterpret_cast<const uint4*>(from + element * 2);
+    packed[0] = at[0];
+    packed[1] = at[1];
   };
   uint4 next[2];
-  load(static_cast<std::uint32_t>(warp_index()), next);
+  load(lane_element, next);
 #pragma unroll 1
-  for (auto item = static_cast<std::uint32_t>(warp_index()); item < items; item += kCountWarps) {
+  for (std::uint32_t element = lane_element; element - lane_element < item.bytes;
+       element += kPieceElements) {
     const uint4 packed[2] = {next[0], next[1]};
-    load(item + kCountWarps, next);
+    load(element + kPieceElements, next);
     float scale;
     const uint4 codes = quantise(packed, scale);
-    const std::uint32_t token = item / pieces;
-    const std::uint32_t element = item % pieces * kPieceElements + lane_element;
-    if (element >= hidden) continue;
-    *reinterpret_cast<uint4*>(staging.rows + token * row_pitch + element) = codes;
-    if (lane_index() % kLanesPerBlock == 0) {
-      auto* scales = reinterpret_cast<float*>(staging.scales + token * send.scale_pitch);
-      scales[element / kBlockElements] = scale;
-    }
+    if (element < item.bytes) *reinterpret_cast<uint4*>(buffers.row + element) = codes;
+    if (lane_index() % kLanesPerBlock != 0) continue;
+    reinterpret_cast<float*>(buffers.scales)[element / kBlockElements] =
+        element < item.bytes ? scale : 0.0F;
   }
 }
 
-__device__ void stage_as_they_are(const Outgoing& send, const Chunk& chunk, const Staging& staging,
-                                  std::uint64_t row_pitch) {
-  const auto units = static_cast<std::uint32_t>(row_pitch / sizeof(uint4));
-#pragma unroll 2
-  for (std::uint32_t at = threadIdx.x; at < (chunk.end - chunk.begin) * units; at += blockDim.x) {
-    const std::uint32_t token = at / units;
-    const auto* from =
-        reinterpret_cast<const uint4*>(send.x + (chunk.begin + token) * send.x_pitch);
-    reinterpret_cast<uint4*>(staging.rows + token * row_pitch)[at % units] =
-        __ldcs(from + at % units);
-  }
-}
-
-// Rows of `part` of the block's tokens, which begin at first_token.
+// One warp: its piece as it travels.
 template <bool kQuantised, bool kBulk>
-__device__ void stage(const PlanDispatchArgs& args, const Chunk& part, std::uint32_t first_token,
-                      const Staging& whole) {
-  const layout::WindowLayout& layout = args.count.context.layout;
-  const std::uint32_t before = part.begin - first_token;
-  const Staging staging{whole.rows + before * layout.row_pitch,
-                        whole.scales + before * args.send.scale_pitch};
+__device__ void stage(const Outgoing& send, const Item& item, const Pieces& pieces,
+                      const Buffers& buffers, std::uint32_t parity) {
+  const std::byte* from = send.x + item.token * send.x_pitch +
+                          item.first_step * (kQuantised ? kStepSourceBytes : kStepBytes);
+  if (pieces.loads_bulk) {
+    wait_for_piece(buffers, parity);
+    from = buffers.source;
+  }
   if constexpr (kQuantised) {
-    stage_quantised(args.send, part, staging, static_cast<std::uint32_t>(layout.row_bytes),
-                    layout.row_pitch);
-  } else {
-    stage_as_they_are(args.send, part, staging, layout.row_pitch);
+    quantise_piece(item, from, buffers);
+  } else if (!pieces.loads_bulk) {
+    for (auto at = static_cast<std::uint32_t>(lane_index()) * 16; at < item.bytes;
+         at += kStepBytes) {
+      *reinterpret_cast<uint4*>(buffers.row + at) = *reinterpret_cast<const uint4*>(from + at);
+    }
   }
 #ifdef WHERRY_HAS_BULK_COPY
   if constexpr (kBulk) fence_shared_to_bulk();
 #endif
+  __syncwarp();
 }
 
-// --- Choices ------------------------------------------------------------------------------------
+// --- Places -------------------------------------------------------------------------------------
 
-// One warp, one token of this rank: its choices with their final rows.
-__device__ Choice place_token(const CountArgs& args, const CountShared& shared,
-                              const ChoiceArrays& choices, std::uint32_t tokens_of_warp,
-                              std::uint32_t token, int lane) {
+// What a block knows of its rank's choices.
+struct Known {
+  const CountShared& shared;
+  Marks marks;
+  const std::int32_t* slots;  // of the choices of the block's tokens
+  std::byte* const* windows;
+  std::uint32_t first_token;  // of the block
+};
+
+// One warp, one token: its choices, a lane each. Until add_base rows are counted from those of this
+// rank's first token.
+struct Place {
   Choice choice;
-  const int topk = args.context.topk;
-  std::int32_t slot = -1;
-  if (lane < topk) {
-    const std::size_t at = static_cast<std::size_t>(token) * static_cast<std::size_t>(topk) +
-                           static_cast<std::size_t>(lane);
-    slot = choices.slot[at];
-    if (slot >= 0) {
-      const std::int32_t* earlier = shared.counts + token / tokens_of_warp * shared.entries;
-      choice.dest = choices.dest[at];
-      const std::int32_t rank = args.placement.slots + choice.dest;
-      choice.row = choices.row[at] + earlier[slot] + shared.base[slot];
-      if (args.drops && choice.row >= shared.end[slot]) choice.row = -1;
-      choice.token_row = choices.token_row[at] + earlier[rank] + shared.base[rank];
+  std::int32_t slot;
+  bool first_of_rank;
+  std::byte* window;
+};
+__device__ Place place_token(const CountArgs& args, const Known& known, std::uint32_t token,
+                             int lane) {
+  Place place{{}, -1, false, nullptr};
+  const auto topk = static_cast<std::uint32_t>(args.context.topk);
+  if (lane < args.context.topk) {
+    place.slot = known.slots[(token - known.first_token) * topk + static_cast<std::uint32_t>(lane)];
+    if (place.slot >= 0) {
+      place.choice.dest = known.shared.slot_rank[place.slot];
+      place.choice.row = marked_before(known.marks, place.slot, token);
+      place.choice.token_row =
+          marked_before(known.marks, args.placement.slots + place.choice.dest, token);
+      place.window = known.windows[place.choice.dest];
     }
   }
-  const bool first = is_first_with(slot, lane);
-  choice.repeat = slot >= 0 && !first;
-  return choice;
+  const bool first = is_first_with(place.slot, lane);  // of all lanes
+  place.choice.repeat = place.slot >= 0 && !first;
+  place.first_of_rank = is_first_with(place.choice.dest, lane);
+  return place;
+}
+__device__ void add_base(const CountArgs& args, const CountShared& shared, Place& place) {
+  if (place.slot < 0) return;
+  Choice& choice = place.choice;
+  choice.row += shared.base[place.slot];
+  if (args.drops && choice.row >= shared.end[place.slot]) choice.row = -1;
+  choice.token_row += shared.base[args.placement.slots + choice.dest];
 }
 
 __device__ float weight_of(const CountArgs& args, std::uint32_t token, int lane) {
@@ -158,117 +212,106 @@ __device__ float weight_of(const CountArgs& args, std::uint32_t token, int lane)
 
 // --- Rows to their places -----------------------------------------------------------------------
 
-// One warp, one token, by bulk copies: of the lanes whose choices get a row, those whose turn among
-// `turns` warps it is send it. (They do so one after the other.)
-__device__ void send_bulk(const RankContext& context, const Outgoing& send, const Staging& staging,
-                          std::uint32_t local, const Choice& choice, const Destinations& to,
-                          std::uint32_t turn, std::uint32_t turns) {
+// Where this lane's copies of a piece begin in the first row of its window: asked for before the rows
+// are known.
+struct Base {
+  std::byte* row;
+  std::byte* scales;
+};
+__device__ Base base_of(const RankContext& context, const Outgoing& send, const Item& item,
+                        const Place& place) {
+  return {place.window + context.layout.row(send.generation, 0) + item.first_step * kStepBytes,
+          place.window + context.layout.scale_plane(send.generation) +
+              item.first_step * kStepScaleBytes};
+}
+// This lane's row and scales of a piece, if it has a place.
+struct Target {
+  bool sends;
+  std::byte* row;
+  std::byte* scales;
+};
+__device__ Target target_of(const Outgoing& send, std::uint32_t row_bytes, const Base& base,
+                            const Place& place) {
+  const Choice& choice = place.choice;
+  const bool sends =
+      send.rows == Rows::per_slot ? choice.row >= 0 && !choice.repeat : place.first_of_rank;
+  const auto row =
+      static_cast<std::uint32_t>(send.rows == Rows::per_rank ? choice.token_row : choice.row);
+  return {sends, base.row + std::uint64_t{row} * row_bytes, base.scales + row * send.scale_pitch};
+}
+__device__ std::uint32_t scale_bytes_of(const Outgoing& send, const Item& item,
+                                        const Pieces& pieces) {
+  return min(pieces.steps * kStepScaleBytes,
+             static_cast<std::uint32_t>(send.scale_pitch) - item.first_step * kStepScaleBytes);
+}
+
+// One warp, a piece, by bulk copies, each of the lane that has the place. (They leave one after the
+// other.)
+template <bool kQuantised>
+__device__ void send_bulk(const Outgoing& send, const Item& item, const Pieces& pieces,
+                          const Buffers& buffers, const Target& to) {
 #ifdef WHERRY_HAS_BULK_COPY
-  const int lane = lane_index();
-  const auto order = static_cast<std::uint32_t>(__popc(to.lanes & lanes_before(lane)));
-  if (((to.lanes >> lane) & 1U) == 0 || order % turns != turn) return;
-  const auto row_bytes = static_cast<std::uint32_t>(context.layout.row_pitch);
-  bulk_store_kept(to.to, shared_address(staging.rows + local * context.layout.row_pitch),
-                  row_bytes);
-  if (send.scale_pitch != 0) {
-    bulk_store_kept(scales_at(context, send, choice.dest, to.row),
-                    shared_address(staging.scales + local * send.scale_pitch),
-                    static_cast<std::uint32_t>(send.scale_pitch));
+  if (!to.sends) return;
+  bulk_store_kept(to.row, shared_address(buffers.row), item.bytes);
+  if constexpr (kQuantised) {
+    bulk_store_kept(to.scales, shared_address(buffers.scales), scale_bytes_of(send, item, pieces));
   }
   bulk_commit();
 #endif
 }
 
-// One warp, a piece of one token's row and, with the first, its scales, by ordinary stores.
-__device__ void send_piece(const RankContext& context, const Outgoing& send, const Staging& staging,
-                           std::uint32_t local, std::uint32_t piece, const Choice& choice,
-                           const Destinations& to, int lane) {
-  constexpr std::uint32_t kUnits = 2 * kWarpLanes;
-  const auto row_units = static_cast<std::uint32_t>(context.layout.row_pitch / sizeof(uint4));
-  const auto scale_units = static_cast<std::uint32_t>(send.scale_pitch / sizeof(uint4));
-  const auto* row = reinterpret_cast<const uint4*>(staging.rows + local * context.layout.row_pitch);
-  const auto* scales = reinterpret_cast<const uint4*>(staging.scales + local * send.scale_pitch);
-  std::byte* my_scales = nullptr;
-  if (send.scale_pitch != 0 && ((to.lanes >> lane) & 1U) != 0) {
-    my_scales = scales_at(context, send, choice.dest, to.row);
-  }
-  for_each_lane(to.lanes, [&](int source) {
-    auto* row_to = reinterpret_cast<uint4*>(
-        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.to), source));
-    auto* scales_to = reinterpret_cast<uint4*>(
-        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(my_scales), source));
-#pragma unroll
-    for (std::uint32_t i = 0; i < 2; ++i) {
-      const std::uint32_t at = piece * kUnits + i * kWarpLanes + static_cast<std::uint32_t>(lane);
-      if (at < row_units) row_to[at] = row[at];
-    }
-    if (piece != 0) return;
-    for (auto at = static_cast<std::uint32_t>(lane); at < scale_units; at += kWarpLanes) {
-      scales_to[at] = scales[at];
-    }
-  });
-}
-
-// What a block knows when the counts have come.
-struct Ready {
-  const CountShared& shared;
-  const ChoiceArrays& choices;
-  std::uint32_t tokens_of_warp;
-  std::uint32_t first_token;  // of the block
-  Staging staging;
-};
-
-template <bool kBulk>
-__device__ void send_tokens(const PlanDispatchArgs& args, const Ready& ready, const Chunk& part) {
-  const CountArgs& count = args.count;
-  const RankContext& context = count.context;
-  const int lane = lane_index();
-  const auto row_units = static_cast<std::uint32_t>(context.layout.row_pitch / sizeof(uint4));
-  const std::uint32_t tokens = max(part.end - part.begin, 1U);
-  const std::uint32_t pieces = kBulk ? max(static_cast<std::uint32_t>(kCountWarps) / tokens, 1U)
-                                     : (row_units + 2 * kWarpLanes - 1) / (2 * kWarpLanes);
-  const std::uint32_t items = (part.end - part.begin) * pieces;
+// One warp, a piece, by ordinary stores.
+template <bool kQuantised>
+__device__ void send_piece(const Outgoing& send, const Item& item, const Pieces& pieces,
+                           const Buffers& buffers, const Target& to, int lane) {
+  const unsigned lanes = __ballot_sync(kAllLanes, to.sends);
+  const auto mine = static_cast<std::uint32_t>(lane) * std::uint32_t{sizeof(uint4)};
+  // What leaves for all places is read once; a piece is seldom longer than a step.
 #pragma unroll 1
-  for (auto item = static_cast<std::uint32_t>(warp_index()); item < items; item += kCountWarps) {
-    const std::uint32_t token = part.begin + item / pieces;
-    const std::uint32_t local = token - ready.first_token;
-    const std::uint32_t piece = item % pieces;
-    Choice choice =
-        place_token(count, ready.shared, ready.choices, ready.tokens_of_warp, token, lane);
-    const Destinations to = destinations_of(context, args.send, choice, lane);
-    if constexpr (kBulk) {
-      send_bulk(context, args.send, ready.staging, local, choice, to, piece, pieces);
-    } else {
-      send_piece(context, args.send, ready.staging, local, piece, choice, to, lane);
+  for (std::uint32_t at = mine; at - mine < item.bytes; at += kStepBytes) {
+    const bool has_unit = at < item.bytes;
+    bool has_scales = false;
+    uint4 unit{};
+    uint4 scales{};
+    if (has_unit) unit = *reinterpret_cast<const uint4*>(buffers.row + at);
+    if constexpr (kQuantised) {
+      has_scales = at < scale_bytes_of(send, item, pieces);
+      if (has_scales) scales = *reinterpret_cast<const uint4*>(buffers.scales + at);
     }
-    if (args.send.entries && piece == 0) {
-      choice.weight = choice.row >= 0 ? weight_of(count, token, lane) : 0.0F;
-      write_entries(context, args.send, choice, to.first_of_rank, lane);
-    }
+    for_each_lane(lanes, [&](int source) {
+      auto* row = reinterpret_cast<std::byte*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.row), source));
+      if (has_unit) *reinterpret_cast<uint4*>(row + at) = unit;
+      if constexpr (kQuantised) {
+        auto* place = reinterpret_cast<std::byte*>(
+            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.scales), source));
+        if (has_scales) *reinterpret_cast<uint4*>(place + at) = scales;
+      }
+    });
   }
 }
 
 // The block's warps but the first, which signals meanwhile: its tokens' part of the plan, and with the
 // first block what arrives. Nothing in this launch reads it.
-__device__ void write_plan(const CountArgs& args, const Ready& ready, const Chunk& chunk) {
+__device__ void write_plan(const CountArgs& args, const Known& known, const Chunk& chunk) {
   const int lane = lane_index();
   const auto topk = static_cast<std::uint32_t>(args.context.topk);
   if (warp_index() == 0) return;
-  if (warp_index() == kCountWarps - 1 && blockIdx.x == 0) write_arrivals(args, ready.shared);
+  if (warp_index() == kWarps - 1 && blockIdx.x == 0) write_arrivals(args, known.shared);
 #pragma unroll 1
   for (std::uint32_t token = chunk.begin + static_cast<std::uint32_t>(warp_index()) - 1;
-       token < chunk.end; token += kCountWarps - 1) {
+       token < chunk.end; token += kWarps - 1) {
     const float weight = weight_of(args, token, lane);
-    const Choice choice =
-        place_token(args, ready.shared, ready.choices, ready.tokens_of_warp, token, lane);
+    Place place = place_token(args, known, token, lane);
     if (lane >= args.context.topk) continue;
+    add_base(args, known.shared, place);
     const std::uint32_t at = token * topk + static_cast<std::uint32_t>(lane);
-    args.plan.slot[at] = ready.choices.slot[at];
-    args.plan.dest[at] = choice.dest;
-    args.plan.row[at] = choice.row;
-    args.plan.token_row[at] = choice.token_row;
-    args.plan.weight[at] = choice.row >= 0 ? weight : 0.0F;
-    args.plan.repeat[at] = choice.repeat ? 1 : 0;
+    args.plan.slot[at] = place.slot;
+    args.plan.dest[at] = place.choice.dest;
+    args.plan.row[at] = place.choice.row;
+    args.plan.token_row[at] = place.choice.token_row;
+    args.plan.weight[at] = place.choice.row >= 0 ? weight : 0.0F;
+    args.plan.repeat[at] = place.choice.repeat ? 1 : 0;
   }
 }
 
@@ -277,11 +320,11 @@ struct Step {
   std::uint32_t plans;
   std::uint32_t epoch;  // of the dispatch
 };
-__device__ void signal(const PlanDispatchArgs& args, const CountShared& shared, const Step& step) {
+__device__ void signal(const PlanDispatchArgs& args, const Known& known, const Step& step) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.count.context;
-  signal_peers(context, layout::Channel::dispatch, args.send.generation, step.epoch,
-               [&](int peer) { return static_cast<std::uint32_t>(shared.to[peer]); });
+  signal_peers(context, known.windows, layout::Channel::dispatch, args.send.generation, step.epoch,
+               [&](int peer) { return static_cast<std::uint32_t>(known.shared.to[peer]); });
   if (threadIdx.x != 0) return;
   context.state->plans = step.plans + 1;
   context.state->sent[kChannel][args.send.generation] = step.epoch;
@@ -298,109 +341,175 @@ __device__ void wait(const PlanDispatchArgs& args, const CountShared& shared, co
   }
 }
 
-// One block: the counts of this rank to the peers that are this block's to tell.
-__device__ void send_counts(const CountArgs& args, const CountShared& shared, const StageInfo& info,
-                            int used_warps, int blocks, std::uint64_t bad) {
-  const std::uint64_t message = args.context.layout.count_message(
-      info.generation, static_cast<std::uint64_t>(args.context.rank));
-  const int quads = shared.entries / 4;
-  const int block = static_cast<int>(blockIdx.x);
+// One block: the counts of this rank to the peers that are this block's to tell. As many warps as a
+// message has pairs for share a peer.
+__device__ void send_counts(const CountArgs& args, const Known& known, const StageInfo& info,
+                            int warp, int blocks, std::uint64_t bad) {
+  const RankContext& context = args.context;
+  const std::uint64_t message =
+      context.layout.count_message(info.generation, static_cast<std::uint64_t>(context.rank));
+  const int pairs = kHeaderPairs + known.shared.entries / 4;
+  const int warps = min((pairs + kWarpLanes - 1) / kWarpLanes, kWarps);
+  const int teams = kWarps / warps;
+  const int first_peer = static_cast<int>(blockIdx.x) + warp / warps * blocks;
+  if (warp >= teams * warps || first_peer >= context.ranks) return;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < quads + kHeaderPairs;
-       i += static_cast<int>(blockDim.x)) {
-    if (i < quads) {
-      const int4 counts = sum_over_warps(shared, i, used_warps);
-      tell_peers(args.context, message, kHeaderPairs + i, pack_quad(info.epoch, counts), block,
-                 blocks);
-    } else {
-      tell_peers(args.context, message, i - quads, header_pair(args, info.epoch, i - quads, bad),
-                 block, blocks);
+  for (int pair = warp % warps * kWarpLanes + lane_index(); pair < pairs;
+       pair += warps * kWarpLanes) {
+    const WordPair words =
+        pair < kHeaderPairs ? header_pair(args, info.epoch, pair, bad)
+                            : pack_quad(info.epoch, count_marks(known.marks, pair - kHeaderPairs));
+#pragma unroll 1
+    for (int peer = first_peer; peer < context.ranks; peer += teams * blocks) {
+      store_pair_system(reinterpret_cast<WordPair*>(known.windows[peer] + message) + pair, words);
     }
   }
 }
 
 template <bool kQuantised, bool kBulk>
-__global__ void __launch_bounds__(kCountThreads)
-    plan_dispatch(const __grid_constant__ RankTable<PlanDispatchArgs> table, int max_warps) {
+__global__ void __launch_bounds__(kThreads, 1)
+    plan_dispatch(const __grid_constant__ RankTable<PlanDispatchArgs> table, const Pieces pieces) {
   extern __shared__ __align__(128) std::byte plan_memory[];
+  __shared__ std::uint64_t loaded[kWarps];
   __shared__ unsigned long long bad;
   __shared__ unsigned flags;
   const PlanDispatchArgs& args = table.rank[blockIdx.y];
   const CountArgs& count = args.count;
   const RankContext& context = count.context;
-  const auto tokens = static_cast<std::uint32_t>(count.plan.tokens);
+  touch_arguments(args, context);
   const int blocks = num_counting_blocks(count.plan.tokens, count.chunk_tokens);
   if (static_cast<int>(blockIdx.x) >= blocks) return;
+
+  // What is not there yet is asked for at once.
+  const auto thread = static_cast<int>(threadIdx.x);
+  const StageLook look = look_at_stage(context, context.state->plans);
+  const auto tokens = static_cast<std::uint32_t>(count.plan.tokens);
+  const FirstIds first_ids = load_first_choices(
+      count, tokens * static_cast<std::uint32_t>(context.topk), threadIdx.x, kThreads);
+  const PlacementPart placement = load_placement_part(count, thread);
+  std::byte* const window = thread < context.ranks ? context.windows[thread] : nullptr;
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
+  const std::uint32_t sent = context.state->sent[kChannel][args.send.generation];
+
+  const int lane = lane_index();
+  const auto warp = static_cast<std::uint32_t>(warp_index());
   const auto chunk_tokens = static_cast<std::uint32_t>(count.chunk_tokens);
   const std::uint32_t first_token = min(blockIdx.x * chunk_tokens, tokens);
   const Chunk chunk{first_token, min(first_token + chunk_tokens, tokens)};
-  touch_arguments(args, context);
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  const std::uint32_t sent = context.state->sent[kChannel][args.send.generation];
+  const auto row_bytes = static_cast<std::uint32_t>(context.layout.row_pitch);
+  const std::uint32_t items = (chunk.end - chunk.begin) * pieces.of_row;
   const CountShared shared = count_shared(reinterpret_cast<std::int32_t*>(plan_memory), count);
-  const CountSizes sizes{count.placement.experts, count.placement.slots, context.ranks};
-  auto* at = plan_memory + count_bytes(sizes, max_warps);
-  const std::size_t choices_of_each =
-      static_cast<std::size_t>(tokens) * static_cast<std::size_t>(context.topk);
-  auto* words = reinterpret_cast<std::int32_t*>(at);
-  const ChoiceArrays choices{words, words + choices_of_each, words + 2 * choices_of_each,
-                             words + 3 * choices_of_each};
-  at += choice_bytes(count.plan.tokens, context.topk);
-  const Staging staging{at, at + chunk_tokens * context.layout.row_pitch};
-
-  const Run run = run_of_warp(0, tokens, context.topk, max_warps);
-  const FirstIds first_ids = load_first_ids(count, run);
-  load_placement(count, shared);
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < run.used_warps * shared.entries;
-       i += kCountThreads) {
-    shared.counts[i] = 0;
+  const Marks marks{reinterpret_cast<std::uint32_t*>(shared.counts), shared.entries,
+                    num_mark_words(count.plan.tokens)};
+  auto* at =
+      plan_memory + count_bytes({count.placement.experts, count.placement.slots, context.ranks},
+                                count.plan.tokens);
+  auto** windows = reinterpret_cast<std::byte**>(at);
+  at += address_bytes(context.ranks);
+  auto* slots = reinterpret_cast<std::int32_t*>(at);
+  at += slot_bytes(count.chunk_tokens, context.topk);
+  Buffers buffers{};
+  buffers.row = at + warp * pieces.steps * kStepBytes;
+  buffers.source = buffers.row;
+  at += kWarps * pieces.steps * kStepBytes;
+  if constexpr (kQuantised) {
+    buffers.scales = at + warp * pieces.steps * kStepScaleBytes;
+    at += kWarps * pieces.steps * kStepScaleBytes;
+    buffers.source = at + warp * pieces.steps * kStepSourceBytes;
   }
-  if (threadIdx.x == 0) {
+  buffers.loaded = &loaded[warp];
+#ifdef WHERRY_HAS_BULK_COPY
+  if (pieces.loads_bulk && lane == 0) {
+    barrier_init(shared_address(buffers.loaded), 1);
+    barrier_init_fence();
+  }
+#endif
+  std::uint32_t item_at = warp;
+  Item item = item_of(chunk, pieces, row_bytes, item_at);
+  const bool loads_item = pieces.loads_bulk && item_at < items;
+  if (!kBulk && loads_item) load_piece<kQuantised>(args.send, item, buffers);
+#pragma unroll 1
+  for (int i = thread; i < marks.count * marks.entries; i += kThreads) marks.words[i] = 0;
+  if (thread == 0) {
     bad = kNoBadChoice;
     flags = 0;
   }
-  const StageBegin begin = begin_stage(context, context.state->plans);
-  if (begin.failed) return;
-  prefetch_rows(args.send, chunk,
-                static_cast<std::uint32_t>(context.layout.row_bytes) * (kQuantised ? 2U : 1U));
+  store_placement(count, shared, placement);
+#pragma unroll 1
+  for (int peer = thread; peer < context.ranks; peer += kThreads) {
+    windows[peer] = peer == thread ? window : context.windows[peer];
+  }
+  const StageBegin begin = begin_stage(context, look);
+  if (begin.failed) {
+    if (!kBulk && loads_item) wait_for_piece(buffers, 0);
+    return;
+  }
   const std::uint32_t plans = begin.epoch - 1;
   const StageInfo info{Stage::plan, layout::Channel::counts, plans % layout::kCountGenerations,
                        plans / layout::kCountGenerations + 1};
-  count_run(count, shared, run, first_ids, choices, nullptr, &bad);
+  const Known known{shared, marks, slots, windows, chunk.begin};
+  mark_choices(count, shared, marks, first_ids, threadIdx.x, kThreads, chunk.begin, chunk.end,
+               slots, &bad);
   __syncthreads();
-  send_counts(count, shared, info, run.used_warps, blocks, bad);
+  // Not before: many rows would stand in front of the ids and the placement of other blocks.
+  if (kBulk && loads_item) load_piece<kQuantised>(args.send, item, buffers);
+  // The last warps first: with few tokens they have nothing else to do.
+  const int counter = kWarps - 1 - warp_index();
+  send_counts(count, known, info, counter, blocks, bad);
 
-  // Some rows are ready when the counts are: the others are made ready while those leave.
-  const Ready ready{shared, choices, run.each, chunk.begin, staging};
+  bool counted = false;
   Placed placed = Placed::good;
-  Chunk part{chunk.begin, min(chunk.begin + kPartTokens, chunk.end)};
+  std::uint32_t parity = 0;
 #pragma unroll 1
-  for (bool counted = false;; counted = true) {
-    stage<kQuantised, kBulk>(args, part, chunk.begin, staging);
-    if (!counted) {
-      // Its barrier also says that these rows are staged and all warps' counts summed.
-      placed = receive_counts(count, shared, info, begin.epoch, blockIdx.x == 0, &flags,
-                              chunk.begin, chunk.end);
-      if (placed == Placed::failed) return;
-      if (placed == Placed::poisoned) break;
-    } else {
-      __syncthreads();
+  for (;;) {
+    const bool has_item = item_at < items;
+    if (has_item) stage<kQuantised, kBulk>(args.send, item, pieces, buffers, parity);
+    Place place{{}, -1, false, nullptr};
+    Base base{nullptr, nullptr};
+    if (has_item) {
+      place = place_token(count, known, item.token, lane);
+      base = base_of(context, args.send, item, place);
     }
-    send_tokens<kBulk>(args, ready, part);
-    if (part.end == chunk.end) break;
-    part = {part.end, min(part.end + kPartTokens, chunk.end)};
+    if (!counted) {
+      receive_counts(count, shared, info, counter, kWarps, &flags);
+      placed = finish_counts(count, shared, info, begin.epoch, blockIdx.x == 0, &flags, chunk.begin,
+                             chunk.end);
+      counted = true;
+    }
+    if (!has_item || placed != Placed::good) break;
+    add_base(count, shared, place);
+    const Target to = target_of(args.send, row_bytes, base, place);
+    if constexpr (kBulk) {
+      send_bulk<kQuantised>(args.send, item, pieces, buffers, to);
+    } else {
+      send_piece<kQuantised>(args.send, item, pieces, buffers, to, lane);
+    }
+    if (args.send.entries && item.piece == 0) {
+      place.choice.weight = place.choice.row >= 0 ? weight_of(count, item.token, lane) : 0.0F;
+      write_entries(context, args.send, place.choice, __ballot_sync(kAllLanes, place.first_of_rank),
+                    lane);
+    }
+    item_at += kWarps;
+    if (item_at >= items) break;
+    item = item_of(chunk, pieces, row_bytes, item_at);
+#ifdef WHERRY_HAS_BULK_COPY
+    if constexpr (kBulk) bulk_wait_read<0>();
+#endif
+    __syncwarp();
+    if (pieces.loads_bulk) load_piece<kQuantised>(args.send, item, buffers);
+    parity ^= 1U;
   }
+  if (placed == Placed::failed) return;
 #ifdef WHERRY_HAS_BULK_COPY
   if constexpr (kBulk) bulk_wait_written();
 #endif
   const Step step{plans, sent + 1};
   const bool last =
       is_last_block(*context.state, Arrival::dispatch_sent, static_cast<std::uint32_t>(blocks));
-  if (last && warp_index() == 0) signal(args, shared, step);
+  if (last && warp == 0) signal(args, known, step);
   if (placed == Placed::good) {
-    write_plan(count, ready, chunk);
-    if (blockIdx.x == 0) add_loads(count, shared);
+    write_plan(count, known, chunk);
+    if (blockIdx.x == 0) add_loads(count, shared, kWarpLanes);
   }
   if (last && args.send.receive) wait(args, shared, step);
 }
@@ -409,16 +518,15 @@ template <bool kQuantised, bool kBulk>
 cudaError_t launch(const RankTable<PlanDispatchArgs>& table, int ranks,
                    const PlanDispatchShape& shape, cudaStream_t stream) {
   int blocks = 1;
-  int tokens = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const CountArgs& each = table.rank[rank].count;
     const int counting = num_counting_blocks(each.plan.tokens, each.chunk_tokens);
     blocks = counting > blocks ? counting : blocks;
-    tokens = each.plan.tokens > tokens ? each.plan.tokens : tokens;
   }
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  plan_dispatch<kQuantised, kBulk><<<grid, kCountThreads, shape.shared_bytes, stream>>>(
-      table, warps_that_count(tokens, table.rank[0].count.context.topk));
+  const Pieces pieces{static_cast<std::uint32_t>(shape.pieces),
+                      static_cast<std::uint32_t>(shape.piece_steps), shape.loads_bulk};
+  plan_dispatch<kQuantised, kBulk><<<grid, kThreads, shape.shared_bytes, stream>>>(table, pieces);
   return cudaGetLastError();
 }
 
@@ -436,14 +544,24 @@ PlanDispatchShape choose_plan_dispatch_shape(const PlanDispatchJob& job) {
   // A bulk copy takes longer to start and to end than a store, and has more bytes on the way.
   constexpr int kBulkTokens = 4;
   const int chunk = job.tokens > job.num_sms ? (job.tokens + job.num_sms - 1) / job.num_sms : 1;
+  shape.loads_bulk = job.bulk;
   shape.bulk = job.bulk && chunk >= kBulkTokens;
-  shape.shared_bytes =
-      count_bytes({job.experts, job.slots, job.ranks}, warps_that_count(job.tokens, job.topk)) +
-      choice_bytes(job.tokens, job.topk) +
-      static_cast<std::size_t>(chunk) *
-          (layout::round_up(job.row_bytes, layout::kRowAlignment) + job.scale_pitch);
-  const bool fits = job.row_bytes % 16 == 0 && job.tokens * job.topk <= kMaxChoices &&
-                    shape.shared_bytes <= static_cast<std::size_t>(job.shared_bytes);
+  // A piece for each warp, but no larger than the memory.
+  const int steps = static_cast<int>((job.row_bytes + kStepBytes - 1) / kStepBytes);
+  const int warps = chunk < kBulkTokens ? kWarps - kFreeWarps : kWarps;
+  const int wanted = chunk < warps ? warps / chunk : 1;
+  shape.piece_steps = (steps + wanted - 1) / wanted;
+  const std::size_t known = count_bytes({job.experts, job.slots, job.ranks}, job.tokens) +
+                            address_bytes(job.ranks) + slot_bytes(chunk, job.topk);
+  const auto bytes = [&](int piece_steps) {
+    return known + kWarps * piece_bytes(piece_steps, shape.quantised, shape.loads_bulk);
+  };
+  const auto limit = static_cast<std::size_t>(job.shared_bytes);
+  while (shape.piece_steps > 1 && bytes(shape.piece_steps) > limit) --shape.piece_steps;
+  shape.pieces = shape.piece_steps > 0 ? (steps + shape.piece_steps - 1) / shape.piece_steps : 1;
+  shape.shared_bytes = bytes(shape.piece_steps);
+  const bool fits = job.row_bytes > 0 && job.row_bytes % 16 == 0 && job.tokens <= kMaxTokens &&
+                    job.tokens * job.topk <= kMaxChoices && shape.shared_bytes <= limit;
   shape.chunk_tokens = fits ? chunk : 0;
   return shape;
 }

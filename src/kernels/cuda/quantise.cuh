@@ -50,27 +50,36 @@ __device__ inline uint4 quantise(const uint4 (&packed)[2], float& scale) {
   constexpr float kLargestCode = 448.0F;
   constexpr float kSmall = 0x1p-80F;  // below, a correction would underflow
   constexpr float kRaise = 0x1p100F;
-  const std::uint32_t pairs[8] = {packed[0].x, packed[0].y, packed[0].z, packed[0].w,
-                                  packed[1].x, packed[1].y, packed[1].z, packed[1].w};
+  std::uint32_t pairs[8] = {packed[0].x, packed[0].y, packed[0].z, packed[0].w,
+                            packed[1].x, packed[1].y, packed[1].z, packed[1].w};
   float largest = largest_magnitude(pairs);
 #pragma unroll
   for (int distance = kLanesPerBlock / 2; distance > 0; distance /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
   }
   scale = largest == 0.0F ? 1.0F : __fdiv_rn(fminf(largest, FLT_MAX), kLargestCode);
-  const float raise = largest < kSmall ? kRaise : 1.0F;
-  const float divisor = __fmul_rn(scale, raise);
+  float divisor = scale;
+  // Rare, and seldom fetched: rows with infinity, or so small that they are raised first (exactly).
+  const bool small = largest < kSmall && largest != 0.0F;
+  if (__any_sync(kAllLanes, small || largest > FLT_MAX)) {
+    const float raise = small ? kRaise : 1.0F;
+    divisor = __fmul_rn(scale, raise);
+#pragma unroll
+    for (std::uint32_t& pair : pairs) {
+      const std::uint32_t finite = without_infinity(pair);
+      pair = __float_as_uint(__fmul_rn(bf16_low(finite), raise)) >> 16 |
+             (__float_as_uint(__fmul_rn(bf16_high(finite), raise)) & 0xFFFF0000U);
+    }
+  }
   const float reciprocal = __fdiv_rn(1.0F, divisor);
   const auto divide = [&](float x) {
-    const float raised = __fmul_rn(x, raise);
-    const float near = __fmul_rn(raised, reciprocal);
-    return __fmaf_rn(__fmaf_rn(divisor, near, -raised), -reciprocal, near);
+    const float near = __fmul_rn(x, reciprocal);
+    return __fmaf_rn(__fmaf_rn(divisor, near, -x), -reciprocal, near);
   };
   std::uint32_t codes[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const std::uint32_t pair = without_infinity(pairs[i]);
-    const float2 two = {divide(bf16_low(pair)), divide(bf16_high(pair))};
+    const float2 two = {divide(bf16_low(pairs[i])), divide(bf16_high(pairs[i]))};
     codes[i] = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
   }
   return {codes[0] | (codes[1] << 16), codes[2] | (codes[3] << 16), codes[4] | (codes[5] << 16),

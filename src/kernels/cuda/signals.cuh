@@ -115,21 +115,32 @@ struct StageBegin {
   std::uint32_t epoch;  // the one this launch is about
 };
 
-// Called by all threads of every block before anything else. `previous` is the epoch counter that
-// the last block of this launch advances (finish_stage), so no block reads it too late.
-__device__ inline StageBegin begin_stage(const RankContext& context,
-                                         const std::uint32_t& previous) {
+// What one thread of a block asks for before anything else; `previous` is the epoch counter that the
+// last block of this launch advances (finish_stage), so no block reads it too late.
+struct StageLook {
+  std::uint32_t before;
+  std::uint64_t fault;
+};
+__device__ inline StageLook look_at_stage(const RankContext& context,
+                                          const std::uint32_t& previous) {
+  if (threadIdx.x != 0) return {0, 0};
+  return {previous, load_relaxed_system(own_fault_word(context))};
+}
+// Called by all threads of every block, with what look_at_stage() returned.
+__device__ inline StageBegin begin_stage(const RankContext& context, const StageLook& look) {
   __shared__ std::uint32_t epoch;
   __shared__ bool failed;
   if (threadIdx.x == 0) {
-    const std::uint32_t before = previous;
-    const std::uint64_t fault = load_relaxed_system(own_fault_word(context));
-    if (fault != 0) pass_fault_on(context, fault);
-    failed = fault != 0;
-    epoch = before + 1;
+    if (look.fault != 0) pass_fault_on(context, look.fault);
+    failed = look.fault != 0;
+    epoch = look.before + 1;
   }
   __syncthreads();
   return {failed, epoch};
+}
+__device__ inline StageBegin begin_stage(const RankContext& context,
+                                         const std::uint32_t& previous) {
+  return begin_stage(context, look_at_stage(context, previous));
 }
 
 // One thread of each of `blocks` blocks, when it will not read its epoch counter again: true in the
@@ -154,18 +165,25 @@ __device__ inline bool is_last_block(RankState& state, Arrival arrival, std::uin
   return last;
 }
 
-// One warp: one strong signal to every peer. count_for(peer) is told along.
+// One warp: one strong signal to every peer. count_for(peer) is told along. `windows`: those of the
+// context, or a copy in shared memory.
 template <typename CountFor>
-__device__ void signal_peers(const RankContext& context, layout::Channel channel,
-                             std::uint32_t generation, std::uint32_t epoch, CountFor count_for) {
+__device__ void signal_peers(const RankContext& context, std::byte* const* windows,
+                             layout::Channel channel, std::uint32_t generation, std::uint32_t epoch,
+                             CountFor count_for) {
   const std::uint64_t mine =
       context.layout.signal(channel, generation, static_cast<std::uint64_t>(context.rank));
   for (int peer = static_cast<int>(threadIdx.x % 32); peer < context.ranks; peer += 32) {
     const std::uint32_t count = count_for(peer);
-    auto* word = window_at<std::uint64_t>(context, peer, mine);  // the fence empties the cache
-    fence_system();
+    auto* word = reinterpret_cast<std::uint64_t*>(windows[peer] + mine);
+    fence_system();  // empties the cache
     store_signal_after_fence(word, layout::pack_signal(epoch, count));
   }
+}
+template <typename CountFor>
+__device__ void signal_peers(const RankContext& context, layout::Channel channel,
+                             std::uint32_t generation, std::uint32_t epoch, CountFor count_for) {
+  signal_peers(context, context.windows, channel, generation, epoch, count_for);
 }
 
 // --- Waiting ----------------------------------------------------------------------------------
