@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own (those of the experts together), the ranks under
-# CUDA MPS (its ranks as processes are the product's way), then `wherry layer --device cuda` in each layout
-# and a small test under compute-sanitizer. PROGRAM: run this one instead of building. FILTER: of GoogleTest;
-# with one, only its tests run. What passed goes to $OUT or results/h200, tests.json. WHERRY_COMMIT names the commit where the machine has the files without the history.
+# scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own (those of the
+# experts in one), the ranks under CUDA MPS (its ranks as processes are the product's way), then
+# `wherry layer --device cuda` in each layout and a small test under compute-sanitizer.
+# FILTER: of GoogleTest; with one, only its tests run. PROGRAM: run this one instead of building.
+# What passed goes to $OUT or results/h200, tests.json. WHERRY_COMMIT names the commit where the machine
+# has the files without the history.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/gpu_common.sh
 
 filter=${1:-*}
+asked=$*
 started=${SECONDS}
 program=${PROGRAM:-}
 if [ -z "${program}" ]; then
@@ -32,6 +35,21 @@ run() {
   rows+=("{\"test\": \"${name}\", \"passed\": ${passed}, \"seconds\": $((SECONDS - start))}")
   printf '%s %3d s  %s\n' "$([ "${passed}" = true ] && echo ok || echo FAILED)" "$((SECONDS - start))" "${name}"
 }
+
+# Also of a run that is cut short.
+write_results() {
+  {
+    printf '{%s, "command": "scripts/gpu_test.sh %s",\n "tests": [\n  ' "$(describe_machine)" "${asked}"
+    local first=1 row
+    for row in "${rows[@]}"; do
+      [ "${first}" = 1 ] || printf ',\n  '
+      first=0
+      printf '%s' "${row}"
+    done
+    printf ']}\n'
+  } >"${out}/tests.json"
+}
+trap write_results EXIT
 
 # Passes only if the tool says that it has looked.
 sanitized() {
@@ -68,15 +86,5 @@ if [ "${filter}" = '*' ]; then
   done
 fi
 
-{
-  printf '{%s, "command": "scripts/gpu_test.sh %s",\n "tests": [\n  ' "$(describe_machine)" "$*"
-  first=1
-  for row in "${rows[@]}"; do
-    [ "${first}" = 1 ] || printf ',\n  '
-    first=0
-    printf '%s' "${row}"
-  done
-  printf ']}\n'
-} >"${out}/tests.json"
 echo "-- $((SECONDS - started)) s in all"
 exit "${status}"
