@@ -59,7 +59,8 @@ function(probe_gpu_experts)
     set(reason "this build has no CUDA" PARENT_SCOPE)
     return()
   endif()
-  # Beside nvcc, or where PyPI's nvidia-cublas, which PyTorch needs, puts it.
+  # Beside nvcc, where PyPI's nvidia-cublas, which PyTorch needs, puts it, or where
+  # scripts/cuda_toolkit.sh does.
   get_filename_component(toolkit "${WHERRY_NVCC}" REALPATH)
   get_filename_component(toolkit "${toolkit}" DIRECTORY)
   get_filename_component(toolkit "${toolkit}" DIRECTORY)
@@ -69,7 +70,7 @@ function(probe_gpu_experts)
   foreach(folder IN LISTS nvidia)
     list(APPEND roots "${folder}/cu13" "${folder}/cublas")
   endforeach()
-  list(APPEND roots /usr/local/cuda)
+  list(APPEND roots /usr/local/cuda "${PROJECT_SOURCE_DIR}/build/cuda-toolkit/nvidia/cu13")
   find_path(WHERRY_CUBLAS_INCLUDE cublas_v2.h HINTS ${roots} PATH_SUFFIXES include
             DOC "The folder of cublas_v2.h")
   find_path(WHERRY_CUBLAS_FOLDER NAMES libcublas.so.13 libcublas.so.12 libcublas.so
