@@ -140,6 +140,7 @@ void add_layer(CLI::App& app, Run& run) {
       "layer", "Run a whole MoE layer over N ranks and verify it against a dense reference");
   const auto options = std::make_shared<LayerOptions>();
   add_launch_options(*command, options->launch);
+  add_device_option(*command, options->launch);
   add_shape_options(*command, options->shape);
   command
       ->add_option("--expert-hidden", options->expert_hidden,

@@ -49,13 +49,16 @@ void add_launch_options(CLI::App& app, LaunchOptions& options) {
   CLI::Option* threads =
       app.add_flag("--threads", options.threads, "Ranks are threads of one process");
   app.add_flag("--processes")->description("Ranks are processes (the default)")->excludes(threads);
-  add_choice(app, "--device", options.device, {Device::Kind::cpu, Device::Kind::cuda},
-             "Where rows, kernels and experts are; on cuda ranks take the GPUs in turn")
-      ->default_str("cpu");
   app.add_option("--deadline", options.deadline, "Longest wait for another rank, in seconds")
       ->check(number(0.001, 1e6))
       ->type_name("S")
       ->capture_default_str();
+}
+
+void add_device_option(CLI::App& app, LaunchOptions& options) {
+  add_choice(app, "--device", options.device, {Device::Kind::cpu, Device::Kind::cuda},
+             "Where rows, kernels and experts are; on cuda ranks take the GPUs in turn")
+      ->default_str("cpu");
 }
 
 void add_shape_options(CLI::App& app, ShapeOptions& options) {

@@ -48,8 +48,10 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, Target& target,
                     help);
 }
 
-// --ranks, --threads | --processes, --device, --deadline.
+// --ranks, --threads | --processes, --deadline.
 void add_launch_options(CLI::App& app, LaunchOptions& options);
+// --device, for commands that run on GPUs too.
+void add_device_option(CLI::App& app, LaunchOptions& options);
 
 // --model, --tokens, --hidden, --topk, --experts: what the layer is. Flags change the model's shape.
 struct ShapeOptions {

@@ -57,6 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"UnknownKernels", "layer --kernels best", "'best'", "reference"},
         Case{"TokensByToken", "layer --layout tokens --reduction by_token", "tokens", "by_rank"},
         Case{"UnknownDevice", "layer --device gpu", "'gpu'", "cpu|cuda"},
+        Case{"DeviceOfACommandWithoutOne", "bench --device cuda", "--device", "bench --help"},
         Case{"ThreadsAndProcesses", "layer --threads --processes", "--threads", "excludes"},
         Case{"NoMemoryForWeights", "layer --expert-hidden 1000000", "--expert-hidden 1000000",
              "would fit"},
