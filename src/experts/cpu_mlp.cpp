@@ -236,9 +236,7 @@ void CpuMlp::forward(ConstTensorView rows, std::span<const std::int64_t> slot_be
 
 void CpuMlp::forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
                            std::span<const std::int64_t> slot_counts, TensorView out) {
-  std::vector<std::int64_t> begin;
-  for (std::int64_t slot = 0; slot < num_slots; ++slot) begin.push_back(slot * rows_per_slot);
-  forward(rows, begin, slot_counts, out);
+  forward(rows, begin_of_slots(rows_per_slot), slot_counts, out);
 }
 
 void CpuMlp::forward_gathered(const Received& received, TensorView out) {

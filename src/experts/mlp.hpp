@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "wherry/experts.hpp"
 
@@ -38,6 +39,14 @@ class Mlp {
  protected:
   [[nodiscard]] std::int64_t row_bytes() const noexcept {
     return config.hidden * dtype_bytes(config.dtype);
+  }
+  // Of each slot in layout `slots`, [num_slots].
+  [[nodiscard]] std::vector<std::int64_t> begin_of_slots(std::int64_t rows_per_slot) const {
+    std::vector<std::int64_t> begin(static_cast<std::size_t>(num_slots));
+    for (std::size_t slot = 0; slot < begin.size(); ++slot) {
+      begin[slot] = static_cast<std::int64_t>(slot) * rows_per_slot;
+    }
+    return begin;
   }
 };
 

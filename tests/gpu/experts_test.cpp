@@ -222,7 +222,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsOnGpu,
 TEST(GpuExperts, SayWhatIsWrongWithACall) {
   const SyntheticExperts synthetic{1, 64, 32};
   const std::vector<int> experts{0};
-  const auto make = [&](ExpertsConfig config) {
+  const auto make = [&](const ExpertsConfig& config) {
     return GatedMlp(kDevice, config, experts, synthetic.source());
   };
   const auto problem_of = [](const auto& call) -> std::string {

@@ -119,8 +119,8 @@ void CudaMlp::multiply_segments(const Product& p, std::span<const std::int64_t> 
   }
   if (rows.empty()) return;
   // From memory that is not pinned the copy has been taken when the call returns.
-  cuda::check(cudaMemcpyAsync(pointers_.get(), pointers.data(), pointers.size() * sizeof(void*),
-                              cudaMemcpyHostToDevice, stream_),
+  cuda::check(cudaMemcpyAsync(pointers_.get(), static_cast<const void*>(pointers.data()),
+                              pointers.size() * sizeof(void*), cudaMemcpyHostToDevice, stream_),
               kWhere, "copy the addresses of the rows");
   const std::size_t groups = rows.size();
   const auto all = [&](std::int64_t value) {
@@ -209,9 +209,7 @@ void CudaMlp::forward(ConstTensorView rows, std::span<const std::int64_t> slot_b
 void CudaMlp::forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
                             std::span<const std::int64_t> slot_counts, TensorView out) {
   if (!slot_counts.empty()) {
-    std::vector<std::int64_t> begin;
-    for (std::int64_t slot = 0; slot < num_slots; ++slot) begin.push_back(slot * rows_per_slot);
-    return forward(rows, begin, slot_counts, out);
+    return forward(rows, begin_of_slots(rows_per_slot), slot_counts, out);
   }
   const DeviceGuard guard(device_.ordinal);
   run(rows, num_slots * rows_per_slot, out,

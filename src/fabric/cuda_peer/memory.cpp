@@ -140,7 +140,8 @@ CUmemAllocationProp properties_on(int ordinal) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal}};
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = ordinal;
   return properties;
 }
 
@@ -178,6 +179,7 @@ VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes, const Fd& shared)
   const DeviceGuard guard(ordinal);
   CUmemGenericAllocationHandle imported = 0;
   const auto number = static_cast<std::uintptr_t>(shared.get());
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver takes the number of a descriptor so
   check(driver().import(&imported, reinterpret_cast<void*>(number),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
         "cuMemImportFromShareableHandle");
@@ -195,7 +197,8 @@ void VirtualMemory::map(int ordinal) {
     reserved_ = address;
     check(driver().map(address, bytes_, 0, handle_, 0), "cuMemMap");
     mapped_ = true;
-    address_ = reinterpret_cast<std::byte*>(address);
+    address_ =
+        reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): as above
     allow(ordinal, kWhere);
   } catch (const Error&) {
     unmap();
@@ -214,7 +217,8 @@ void VirtualMemory::unmap() noexcept {
 
 void VirtualMemory::allow(int ordinal, Error::Where where) {
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal}};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = ordinal;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   const CUresult result = driver().set_access(reserved_, bytes_, &access, 1);
   WHERRY_CHECK(result == CUDA_SUCCESS, ErrorCode::unsupported, where,
