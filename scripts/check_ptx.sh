@@ -11,7 +11,8 @@ trap 'rm -rf "${folder}"' EXIT
 failures=0
 fail() { echo "check_ptx: $*" >&2; failures=$((failures + 1)); }
 
-kernels=(count plan_dispatch dispatch_send dispatch_recv combine_send combine_recv copy_rows scalars tell)
+kernels=(count plan_dispatch dispatch_send dispatch_recv combine_send combine_recv combine_recv_bulk
+         copy_rows scalars tell)
 for name in "${kernels[@]}"; do
   "${nvcc}" -std=c++20 -O3 --fmad=false -Isrc -Iinclude -arch=compute_90a -ptx \
     "src/kernels/cuda/${name}.cu" -o "${folder}/${name}.ptx"
@@ -49,13 +50,13 @@ for file in "${folder}"/*.entry; do
     fence=$(first "${file}" 'fence\.acq_rel\.sys')
     signal=$(first "${file}" "${signals}")
     case ${file} in
-      */combine_recv.* | */tell.*) ;;  # one block, or what earlier kernels have written
+      */combine_recv.* | */combine_recv_bulk.* | */tell.*) ;;  # one block, or what earlier kernels have written
       *) [ -n "${arrival}" ] || fail "$(basename "${file}"): signals without an arrival counter (atom.acq_rel.gpu)" ;;
     esac
     [ -n "${fence}" ] || fail "$(basename "${file}"): signals without fence.acq_rel.sys"
     [ "${fence:-999999}" -lt "${signal}" ] || fail "$(basename "${file}"): the fence comes after the signal"
     case ${file} in
-      */combine_recv.* | */tell.*) ;;  # its signal says that earlier kernels have finished
+      */combine_recv.* | */combine_recv_bulk.* | */tell.*) ;;  # its signal says that earlier kernels have finished
       *) [ "${arrival:-999999}" -lt "${fence:-0}" ] || fail "$(basename "${file}"): fences before all blocks arrived" ;;
     esac
   fi
@@ -67,8 +68,21 @@ for file in "${folder}"/*.entry; do
     [ "${written:-999999}" -lt "${arrival}" ] || fail "$(basename "${file}"): arrives before its bulk stores are written"
   fi
 done
-for file in "${folder}"/{dispatch_send,dispatch_recv,combine_recv,plan_dispatch,tell}.*.entry; do
+for file in "${folder}"/{dispatch_send,dispatch_recv,combine_recv,combine_recv_bulk,plan_dispatch,tell}.*.entry; do
   has "${file}" 'ld\.acquire\.sys' "acquiring wait (ld.acquire.sys)"
+done
+# What peers have written is bulk-loaded only behind the fence between the two proxies.
+for file in "${folder}"/combine_recv_bulk.*.entry; do
+  fence=$(first "${file}" 'fence\.proxy\.async;')
+  [ "$(first "${file}" 'ld\.acquire\.sys')" -lt "${fence:-0}" ] ||
+    fail "$(basename "${file}"): no fence.proxy.async after the wait"
+  [ "${fence:-999999}" -lt "$(first "${file}" 'cp\.async\.bulk\.shared')" ] ||
+    fail "$(basename "${file}"): bulk loads before fence.proxy.async"
+done
+# A kernel that may begin early waits for the ones before it ahead of everything that they write.
+for file in "${folder}"/{dispatch_send,combine_recv,combine_recv_bulk}.*.entry; do
+  [ "$(first "${file}" 'griddepcontrol\.wait')" -lt "$(first "${file}" 'ld\.(relaxed|acquire)\.sys')" ] ||
+    fail "$(basename "${file}"): reads before griddepcontrol.wait"
 done
 for file in "${folder}"/{dispatch_send,combine_send,plan_dispatch,tell}.*.entry; do
   has "${file}" "${signals}" "signal (st.relaxed.sys after a fence)"

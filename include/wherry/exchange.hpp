@@ -103,8 +103,10 @@ struct ExchangeConfig {
   int num_threads = 1;                  // threads this rank copies and sums with
   int num_sms =
       0;  // CUDA: blocks of a launch, one a multiprocessor; 0: 16, or what its ranks share
-  bool populate = true;      // touch window pages at construction, not in the first steps
-  std::string kernels = {};  // kernel set by name; empty: WHERRY_KERNELS, else the best
+  bool populate = true;  // touch window pages at construction, not in the first steps
+  // Kernel set by name; empty: WHERRY_KERNELS, else the best. On CUDA: cuda; cuda_link, the same as it is
+  // launched where ranks are on several GPUs; cuda_copy, without bulk copies.
+  std::string kernels = {};
 
   [[nodiscard]] Reduction effective_reduction() const noexcept;
   [[nodiscard]] SumAt effective_sum_at() const noexcept;

@@ -45,7 +45,7 @@ std::vector<Case> cases_of(int ranks) {
       test.wide_ids = number % 4 == 3;
       test.no_weights = number % 7 == 5;
       test.config.depth = 1 + number % 3;
-      test.config.kernels = number % 6 == 4 ? "cuda_copy" : "";
+      test.config.kernels = number % 6 == 4 ? "cuda_copy" : number % 6 == 1 ? "cuda_link" : "";
       if (pair.layout == Layout::grouped) test.config.alignment = 1 + 3 * (number % 3);
       cases.push_back(test);
       ++number;
@@ -56,6 +56,8 @@ std::vector<Case> cases_of(int ranks) {
     with.addend = true;
     with.duplicates = true;
     with.halves = pair.sum_at == SumAt::expert;
+    cases.push_back(with);
+    with.config.kernels = "cuda_link";
     cases.push_back(with);
     Case odd = case_of(pair, make_batch(7 * ranks, ranks, 5, 3, 35, 56, 0.1), DType::f32);
     odd.addend = true;
@@ -79,6 +81,8 @@ std::vector<Case> cases_of(int ranks) {
       test.own_results = hidden == 37;
       test.steps = 2;
       cases.push_back(test);
+      test.config.kernels = "cuda_link";  // as over a link, whatever the ranks' GPUs
+      cases.push_back(test);
     }
     // An expert twice, a caller that multiplies, ranks without tokens, ranks without experts.
     Case twice = case_of(pair, make_batch(17 * ranks, ranks, 7, 5, 64, 43, 0.1));
@@ -95,6 +99,14 @@ std::vector<Case> cases_of(int ranks) {
   // Many tokens and experts: several blocks count.
   cases.push_back(case_of(kPairs[0], make_batch(2000 * ranks, ranks, 257, 8, 64, 46, 0.05)));
   cases.push_back(case_of(kPairs[3], make_batch(1500 * ranks, ranks, 64, 8, 512, 47, 0.05)));
+  for (const Pair& pair : {kPairs[0], kPairs[2], kPairs[3], kPairs[4]}) {
+    Case link = case_of(pair, make_batch(300 * ranks, ranks, 40, 8, 1032, 58, 0.05));
+    link.config.kernels = "cuda_link";
+    cases.push_back(link);
+  }
+  Case wide = case_of(kPairs[4], make_batch(30 * ranks, ranks, 70, 32, 520, 59, 0.1));
+  wide.config.kernels = "cuda_link";
+  cases.push_back(wide);
   cases.push_back(case_of(kPairs[1], make_batch(40, ranks, 1025, 32, 48, 48, 0.3)));
   // Replicas, and slots chosen by the caller.
   std::vector<int> slots;
@@ -154,6 +166,8 @@ TEST(Sanitized, EveryPairOnTwoRanks) {
       test.duplicates = true;
       test.own_results = pair.sum_at == SumAt::expert;
       test.fused = pair.layout == Layout::slots;
+      run_twin(group, gpu, stream, test);
+      test.config.kernels = "cuda_link";
       run_twin(group, gpu, stream, test);
     }
     Case quantised = case_of(kPairs[4], make_batch(9, 2, 5, 3, 272, 53));

@@ -86,6 +86,7 @@ void CudaExchange::send_results(const Generation& g) {
   args.generation = generation_of(g.step);
   args.dtype = config().dtype;
   args.partials = mode_.sums_partials();
+  args.overlaps = overlaps_;
   const int blocks = args.partials ? num_sms_ : 1;
   launches_->launch(local_, args, stream_, at(Stage::combine_send),
                     [blocks](auto& table, int ranks, cudaStream_t stream) {
@@ -104,6 +105,7 @@ void CudaExchange::sum_results(Generation& g, bool send) {
   args.sum = sum_of(mode_);
   args.send = send;
   args.unweighted = config().weights == Weights::caller;
+  args.overlaps = overlaps_;
   args.addend = static_cast<const std::byte*>(g.addend.data);
   args.addend_pitch = static_cast<std::uint64_t>(g.addend.pitch());
   launches_->launch(
@@ -114,6 +116,9 @@ void CudaExchange::sum_results(Generation& g, bool send) {
         job.copies = everywhere_;
         job.num_sms = num_sms_;
         job.sum = table.rank[0].sum;
+        job.bulk = bulk_ && over_link_;
+        job.most_terms = static_cast<std::uint64_t>(
+            job.sum == kernel::Sum::choices ? config().topk : std::min(config().topk, size()));
         for (int rank = 0; rank < ranks; ++rank) {
           job.tokens = std::max<std::int64_t>(job.tokens, table.rank[rank].plan.tokens);
         }

@@ -69,11 +69,18 @@ kernel::Outgoing CudaExchange::outgoing(const Generation& g, const ConstTensorVi
   send.entries = mode_.sends_entries();
   send.unweighted = config().weights == Weights::caller;
   send.receive = receive;
+  send.overlaps = overlaps_;
   return send;
 }
 
+kernel::Lists CudaExchange::lists_of(const Generation& g) const {
+  return {g.choices, g.gather,
+          config().layout == Layout::slots ? 0 : placement_.num_local_slots(rank())};
+}
+
 void CudaExchange::send_rows(const Generation& g, const ConstTensorView& x, bool receive) {
-  const kernel::DispatchSendArgs args{context_, g.plan, outgoing(g, x, receive)};
+  const kernel::DispatchSendArgs args{context_, g.plan, outgoing(g, x, receive),
+                                      receive ? lists_of(g) : kernel::Lists{}};
   launches_->launch(
       local_, args, stream_, at(Stage::dispatch_send),
       [this](auto& table, int ranks, cudaStream_t stream) {
@@ -84,6 +91,7 @@ void CudaExchange::send_rows(const Generation& g, const ConstTensorView& x, bool
         job.row_bytes = context_.layout.row_bytes;
         job.num_sms = num_sms_;
         job.bulk = bulk_;
+        job.link = over_link_;
         job.copies = table.rank[0].send.rows == kernel::Rows::per_slot
                          ? static_cast<double>(config().topk)
                          : everywhere_;
@@ -114,10 +122,8 @@ void CudaExchange::receive_rows(const Generation& g) {
   args.plan = g.plan;
   args.generation = generation_of(g.step);
   args.rows = outgoing(g, {}, false).rows;
-  args.local_slots = config().layout == Layout::slots ? 0 : placement_.num_local_slots(rank());
   args.scale_pitch = static_cast<std::uint64_t>(mode_.dispatch_wire.scale_pitch());
-  args.choices = g.choices;
-  args.gather = g.gather;
+  args.lists = lists_of(g);
   const int blocks = expects_recv() ? num_sms_ : 1;
   launches_->launch(local_, args, stream_, at(Stage::dispatch_recv),
                     [blocks](auto& table, int ranks, cudaStream_t stream) {
@@ -193,8 +199,10 @@ Received CudaExchange::dispatch(DevicePlan& device_plan, const ConstTensorView& 
   const CudaPlan& plan = filled_plan(device_plan, Stage::dispatch_send);
   check_dispatch(&plan, plan.tokens(), x, options);
   Generation& g = begin_dispatch(plan, options);
-  send_rows(g, x, !expects_recv());
-  if (expects_recv()) receive_rows(g);
+  // The lists of token rows are short enough to be made by the blocks that send: a launch less.
+  const bool apart = expects_recv() && !mode_.sends_token_rows();
+  send_rows(g, x, !apart);
+  if (apart) receive_rows(g);
   return end_dispatch(g);
 }
 

@@ -54,8 +54,10 @@ std::string unsupported(const ExchangeConfig& config, const Placement& placement
     return fmt::format("max_tokens is {}; on CUDA all {} ranks together may bring {} tokens",
                        config.max_tokens, placement.num_ranks(), (1 << 24) - 1);
   }
-  if (!config.kernels.empty() && config.kernels != "cuda" && config.kernels != "cuda_copy") {
-    return fmt::format("kernels is '{}'; on CUDA there are cuda and cuda_copy", config.kernels);
+  if (!config.kernels.empty() && config.kernels != "cuda" && config.kernels != "cuda_link" &&
+      config.kernels != "cuda_copy") {
+    return fmt::format("kernels is '{}'; on CUDA there are cuda, cuda_link and cuda_copy",
+                       config.kernels);
   }
   return {};
 }
@@ -121,8 +123,11 @@ CudaExchange::CudaExchange(const Group& group, Device device, const ExchangeConf
   const Error::Where where{Stage::startup, group.rank(), -1};
   cuda::check(kernel::has_bulk_copies(device.ordinal, has_bulk), where, "cudaDeviceGetAttribute");
   bulk_ = has_bulk && config.kernels != "cuda_copy";
-  for (const cudaError_t prepared : {kernel::prepare_count(), kernel::prepare_dispatch_send(),
-                                     kernel::prepare_plan_dispatch()}) {
+  over_link_ = !one_gpu_ || config.kernels == "cuda_link";
+  overlaps_ = bulk_ && sharing == 1;
+  for (const cudaError_t prepared :
+       {kernel::prepare_count(), kernel::prepare_dispatch_send(), kernel::prepare_plan_dispatch(),
+        kernel::prepare_combine_recv()}) {
     cuda::check(prepared, where, "load kernels");
   }
   owner_ = std::make_shared<PlanOwner>(config, first, group.rank(), device.ordinal);

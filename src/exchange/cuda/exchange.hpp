@@ -28,7 +28,8 @@ class CudaExchange final : public DeviceExchange {
   [[nodiscard]] int rank() const noexcept override { return owner_->rank; }
   [[nodiscard]] int size() const noexcept override { return placement_.num_ranks(); }
   [[nodiscard]] std::string_view kernels() const noexcept override {
-    return bulk_ ? "cuda" : "cuda_copy";
+    if (!bulk_) return "cuda_copy";
+    return one_gpu_ && over_link_ ? "cuda_link" : "cuda";
   }
   [[nodiscard]] std::string_view fabric() const noexcept override { return fabric_->name(); }
   [[nodiscard]] std::uint64_t window_bytes() const noexcept override {
@@ -112,6 +113,7 @@ class CudaExchange final : public DeviceExchange {
                                                  bool receive) const;
   [[nodiscard]] kernels::cuda::ScalarsArgs scalars_of(const Generation& g, const float* from,
                                                       float* to) const;
+  [[nodiscard]] kernels::cuda::Lists lists_of(const Generation& g) const;
   void send_rows(const Generation& g, const ConstTensorView& x, bool receive);
   void receive_rows(const Generation& g);
   Received end_dispatch(Generation& g);
@@ -125,8 +127,10 @@ class CudaExchange final : public DeviceExchange {
   std::shared_ptr<PlanOwner> owner_;
   Placement placement_;
   kernels::Mode mode_;
-  bool bulk_ = false;    // rows may go by bulk copies
-  bool one_gpu_ = true;  // all ranks are on this one
+  bool bulk_ = false;       // rows may go by bulk copies
+  bool one_gpu_ = true;     // all ranks are on this one
+  bool over_link_ = false;  // launches are shaped for ranks on several GPUs
+  bool overlaps_ = false;   // a launch may begin before the one before it has ended
   int num_sms_ = 0;
   int shared_bytes_ = 0;
   double everywhere_ = 1;  // ranks that a token goes to, on average

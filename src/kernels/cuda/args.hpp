@@ -135,6 +135,19 @@ struct CountArgs {
 };
 inline constexpr int kPlacementBits = 40;
 
+// As Received::TokenChoice.
+struct TokenChoice {
+  std::int32_t local_slot;
+  float weight;
+  std::int32_t position;
+};
+// Rows::per_rank: where the lists of what has come go.
+struct Lists {
+  TokenChoice* choices;  // [token rows, topk], or null: none are wanted
+  std::int32_t* gather;  // [grouped positions], the row of each
+  std::int32_t local_slots;
+};
+
 // What dispatch_send sends, and how.
 struct Outgoing {
   const std::byte* x;
@@ -145,12 +158,14 @@ struct Outgoing {
   bool entries;     // write TokenEntry records
   bool unweighted;  // the experts multiply: in the records each row counts once, with weight 1
   bool receive;     // also do what dispatch_recv does for rows that need no filling: wait for all
+  bool overlaps;    // with the kernels before and after it: no other rank uses the GPU
 };
 
 struct DispatchSendArgs {
   RankContext context;
   PlanArrays plan;
   Outgoing send;
+  Lists lists;  // receive: also make these
 };
 
 // Plan and dispatch in one launch, for few tokens.
@@ -159,22 +174,13 @@ struct PlanDispatchArgs {
   Outgoing send;
 };
 
-// As Received::TokenChoice.
-struct TokenChoice {
-  std::int32_t local_slot;
-  float weight;
-  std::int32_t position;
-};
-
 struct DispatchRecvArgs {
   RankContext context;
   PlanArrays plan;
   std::uint32_t generation;
   Rows rows;
-  std::int32_t local_slots;   // grouped: zero the padding between their segments; 0: nothing to do
-  std::uint64_t scale_pitch;  // and their scales, where rows have some
-  TokenChoice* choices;       // Rows::per_rank: [token rows, topk], or null
-  std::int32_t* gather;       // then: [grouped positions], the row of each
+  std::uint64_t scale_pitch;  // of the rows' scales, where they have some
+  Lists lists;  // grouped: zero the padding between the segments of local_slots, 0: nothing to do
 };
 
 // Where a token's terms lie and how they are summed.
@@ -192,6 +198,7 @@ struct CombineSendArgs {
   std::uint32_t generation;
   DType dtype;    // bf16, f16 or f32
   bool partials;  // by_rank: sum the results of each token row into its partial first
+  bool overlaps;  // as CombineRecvArgs::overlaps
 };
 
 struct CombineRecvArgs {
@@ -204,6 +211,7 @@ struct CombineRecvArgs {
   Sum sum;
   bool send;                // also do what combine_send does without partials: signal the peers
   bool unweighted;          // the experts have multiplied: all weights are 1
+  bool overlaps;            // with the kernels before and after it: no other rank uses the GPU
   const std::byte* addend;  // [tokens], of the rows' type: the last term of each sum; or null
   std::uint64_t addend_pitch;
 };

@@ -2,6 +2,7 @@
 // has of each token is first summed into one partial row: weights travelled with the rows.
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/row_sum.cuh"
 #include "kernels/cuda/signals.cuh"
 
@@ -49,9 +50,12 @@ __global__ void __launch_bounds__(kThreads)
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
   const CombineSendArgs& args = table.rank[blockIdx.y];
   const RankContext& context = args.context;
+  touch_arguments(args, context);
+  wait_for_earlier_kernels();
   std::uint32_t& sent = context.state->sent[kChannel][args.generation];
   const StageBegin begin = begin_stage(context, sent);
   if (begin.failed) return;
+  if (args.overlaps) let_next_kernel_begin();
   if (args.partials) sum_partials<Element>(args);
   if (!is_last_block(*context.state, Arrival::combine_sent, gridDim.x)) return;
   if (warp_index() == 0)
@@ -65,8 +69,8 @@ template <typename Element>
 cudaError_t launch(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
                    cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  combine_send<Element><<<grid, kThreads, 0, stream>>>(table);
-  return cudaGetLastError();
+  return launch_kernel(table.rank[0].overlaps, combine_send<Element>, grid, kThreads, 0, stream,
+                       table);
 }
 
 }  // namespace

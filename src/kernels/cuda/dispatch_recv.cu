@@ -3,6 +3,7 @@
 // layouts the padding between segments is zeroed, with `tokens` the rows of each slot are listed.
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/list_choices.cuh"
 #include "kernels/cuda/signals.cuh"
 
 namespace wherry::kernels::cuda {
@@ -65,7 +66,7 @@ __device__ void zero_padding(const DispatchRecvArgs& args) {
   const RankContext& context = args.context;
   const layout::WindowLayout& layout = context.layout;
   const auto units = static_cast<std::uint32_t>(layout.row_pitch / sizeof(uint4));
-  for (int slot = static_cast<int>(blockIdx.x); slot < args.local_slots;
+  for (int slot = static_cast<int>(blockIdx.x); slot < args.lists.local_slots;
        slot += static_cast<int>(gridDim.x)) {
     const std::int32_t end = args.plan.slot_begin[slot + 1];
     for (std::int32_t row = args.plan.slot_begin[slot] + args.plan.slot_counts[slot]; row < end;
@@ -86,44 +87,6 @@ __device__ void zero_padding(const DispatchRecvArgs& args) {
   }
 }
 
-// Layout::tokens: what each choice of a row is to this rank, and which row each grouped position takes.
-// The search for the slot is a chain of loads, so it runs in shared memory.
-__device__ void list_choices(const DispatchRecvArgs& args) {
-  constexpr std::int32_t kMaxShared = 4096;
-  __shared__ std::int32_t begins[kMaxShared];
-  const RankContext& context = args.context;
-  const bool fits = args.local_slots <= kMaxShared;
-  for (auto slot = static_cast<std::int32_t>(threadIdx.x); fits && slot < args.local_slots;
-       slot += kThreads) {
-    begins[slot] = args.plan.slot_begin[slot];
-  }
-  __syncthreads();
-  const std::int32_t* slot_begin = fits ? begins : args.plan.slot_begin;
-  const auto topk = static_cast<std::uint32_t>(context.topk);
-  const std::uint32_t choices =
-      static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]) * topk;
-  const auto* entries =
-      own_window_at<layout::TokenEntry>(context, context.layout.token_entries(args.generation, 0));
-#pragma unroll 4
-  for (std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x; at < choices;
-       at += gridDim.x * blockDim.x) {
-    const layout::TokenEntry entry = entries[at];
-    TokenChoice choice{-1, entry.weight, entry.position};
-    if (entry.position >= 0) {
-      // The last slot that begins at or before the position, empty slots left out.
-      std::int32_t low = 0;
-      std::int32_t high = args.local_slots;
-      while (high - low > 1) {
-        const std::int32_t middle = (low + high) / 2;
-        (slot_begin[middle] <= entry.position ? low : high) = middle;
-      }
-      choice.local_slot = low;
-      args.gather[entry.position] = static_cast<std::int32_t>(at / topk);
-    }
-    args.choices[at] = choice;
-  }
-}
-
 __global__ void __launch_bounds__(kThreads)
     dispatch_recv(const __grid_constant__ RankTable<DispatchRecvArgs> table) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
@@ -138,8 +101,9 @@ __global__ void __launch_bounds__(kThreads)
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_from[peer]}; });
   if (!complete) return;
   if (args.rows == Rows::first_slot) fill_further_slots(args);
-  if (args.choices != nullptr) {
-    list_choices(args);
+  if (args.lists.choices != nullptr) {
+    __shared__ std::int32_t begins[kListedSlots];
+    list_choices(context, args.plan, args.generation, args.lists, begins, kListedSlots);
   } else {
     zero_padding(args);
   }

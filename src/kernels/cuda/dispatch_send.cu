@@ -9,6 +9,8 @@
 // as soon as its stores have read it, not when they have been written.
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/list_choices.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/signals.cuh"
@@ -17,7 +19,8 @@ namespace wherry::kernels::cuda {
 
 namespace {
 
-constexpr int kMaxBulkWarps = 8;
+constexpr int kBulkThreads = 512;
+constexpr int kMaxBulkPieces = 64;                      // in the shared memory of a block
 constexpr std::uint32_t kBulkSharedBytes = 224 * 1024;  // of 227 KiB a block may have
 constexpr int kCopyThreads = 1024;
 
@@ -27,53 +30,92 @@ __device__ StageInfo dispatch_info(const DispatchSendArgs& args, std::uint32_t e
 
 __device__ StageBegin begin_dispatch_send(const DispatchSendArgs& args) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  return begin_stage(args.context, args.context.state->sent[kChannel][args.send.generation]);
+  touch_arguments(args, args.context);
+  wait_for_earlier_kernels();
+  const StageBegin begin =
+      begin_stage(args.context, args.context.state->sent[kChannel][args.send.generation]);
+  if (args.send.overlaps) let_next_kernel_begin();
+  return begin;
 }
 
-// All threads of all blocks, after each thread's own stores have been written.
-__device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t epoch) {
+// Shared memory that the copies need no more.
+struct Scratch {
+  std::int32_t* words;
+  std::int32_t count;
+};
+
+// Every block: the lists, when the rows of all peers have come.
+__device__ void receive_and_list(const DispatchSendArgs& args, std::uint32_t epoch,
+                                 const Scratch& scratch) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.context;
-  if (!is_last_block(*context.state, Arrival::dispatch_sent, gridDim.x)) return;
-  if (warp_index() == 0)
-    signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch, [&](int peer) {
-      return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]);
-    });
-  if (threadIdx.x == 0) context.state->sent[kChannel][args.send.generation] = epoch;
-  if (!args.send.receive) return;
   const bool received = wait_for_peers(context, dispatch_info(args, epoch), [&](int peer) {
     return std::int64_t{args.plan.token_rows_from[peer]};
   });
-  if (received && threadIdx.x == 0) context.state->received[kChannel][args.send.generation] = epoch;
+  if (!received) return;
+  if (args.lists.choices != nullptr) {
+    list_choices(context, args.plan, args.send.generation, args.lists, scratch.words,
+                 scratch.count);
+    if (threadIdx.x != 0 ||
+        !is_last_to_leave(*context.state, Arrival::dispatch_received, gridDim.x)) {
+      return;
+    }
+  }
+  if (threadIdx.x == 0) context.state->received[kChannel][args.send.generation] = epoch;
+}
+
+// All threads of all blocks, after each thread's own stores have been written.
+__device__ void finish_dispatch_send(const DispatchSendArgs& args, std::uint32_t epoch,
+                                     const Scratch& scratch) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
+  const RankContext& context = args.context;
+  const bool last = is_last_block(*context.state, Arrival::dispatch_sent, gridDim.x);
+  if (last) {
+    if (warp_index() == 0) {
+      signal_peers(context, layout::Channel::dispatch, args.send.generation, epoch, [&](int peer) {
+        return static_cast<std::uint32_t>(args.plan.token_rows_to[peer]);
+      });
+    }
+    if (threadIdx.x == 0) context.state->sent[kChannel][args.send.generation] = epoch;
+  }
+  if (args.send.receive && (last || args.lists.choices != nullptr)) {
+    receive_and_list(args, epoch, scratch);
+  }
 }
 
 // --- Bulk copies ------------------------------------------------------------------------------
 
-template <int kStages, int kStoresInFlight>
-__global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
+// The first `warps` warps copy; the others help with the lists.
+template <int kStoresInFlight>
+__global__ void __launch_bounds__(kBulkThreads)
     dispatch_send_bulk(const __grid_constant__ RankTable<DispatchSendArgs> table,
-                       std::uint32_t piece_bytes) {
+                       const DispatchShape shape) {
 #ifdef WHERRY_HAS_BULK_COPY
   extern __shared__ __align__(128) std::byte staging[];
-  __shared__ __align__(8) std::uint64_t barriers[kMaxBulkWarps * kStages];
+  __shared__ __align__(8) std::uint64_t barriers[kMaxBulkPieces];
   const DispatchSendArgs& args = table.rank[blockIdx.y];
   const StageBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 
   const int lane = lane_index();
   const int warp = warp_index();
-  const std::uint32_t warps = blockDim.x / kWarpLanes;
+  const auto warps = static_cast<std::uint32_t>(shape.warps);
+  const auto stages = static_cast<std::uint32_t>(shape.stages);
+  const std::uint32_t piece_bytes = shape.piece_bytes;
   const bool elected = lane == 0;
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.row_bytes);
   const std::uint32_t pieces = (row_bytes + piece_bytes - 1) / piece_bytes;
   const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
   const std::uint32_t first = blockIdx.x * warps + static_cast<std::uint32_t>(warp);
   const std::uint32_t stride = gridDim.x * warps;
-  const std::uint32_t count = items > first ? (items - first + stride - 1) / stride : 0;
+  const std::uint32_t count = items > first && static_cast<std::uint32_t>(warp) < warps
+                                  ? (items - first + stride - 1) / stride
+                                  : 0;
 
   const std::uint32_t my_staging =
-      shared_address(staging) + static_cast<std::uint32_t>(warp * kStages) * piece_bytes;
-  const std::uint32_t my_barriers = shared_address(barriers + warp * kStages);
+      shared_address(staging) + static_cast<std::uint32_t>(warp) * stages * piece_bytes;
+  const std::uint32_t my_barriers =
+      shared_address(barriers) + 8 * static_cast<std::uint32_t>(warp) * stages;
   const auto bytes_of = [&](std::uint32_t piece) {
     return min(piece_bytes, row_bytes - piece * piece_bytes);
   };
@@ -85,11 +127,10 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
     bulk_load(my_staging + stage * piece_bytes, from, bytes_of(piece), my_barriers + 8 * stage);
   };
 
-  if (elected) {
-    for (std::uint32_t stage = 0; stage < kStages; ++stage)
-      barrier_init(my_barriers + 8 * stage, 1);
+  if (elected && count > 0) {
+    for (std::uint32_t stage = 0; stage < stages; ++stage) barrier_init(my_barriers + 8 * stage, 1);
     barrier_init_fence();
-    for (std::uint32_t stage = 0; stage < kStages && stage < count; ++stage) load(stage, stage);
+    for (std::uint32_t stage = 0; stage < stages && stage < count; ++stage) load(stage, stage);
   }
   __syncwarp();
 
@@ -117,19 +158,25 @@ __global__ void __launch_bounds__(kMaxBulkWarps* kWarpLanes)
       bulk_commit();
       // The stores of item (index - kStoresInFlight) have read their memory: load it again.
       bulk_wait_read<kStoresInFlight>();
-      const std::uint32_t coming = index + kStages - kStoresInFlight;
-      if (index >= kStoresInFlight && coming < count) load(coming, coming % kStages);
+      const std::uint32_t coming = index + stages - kStoresInFlight;
+      if (index >= kStoresInFlight && coming < count) {
+        load(coming,
+             stage >= kStoresInFlight ? stage - kStoresInFlight : stage + stages - kStoresInFlight);
+      }
     }
     if (args.send.entries && piece == 0) {
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
-    if (++stage == kStages) {
+    if (++stage == stages) {
       stage = 0;
       parity ^= 1;
     }
   }
   if (elected) bulk_wait_written();
-  finish_dispatch_send(args, begin.epoch);
+  const std::uint32_t words = warps * stages * piece_bytes / sizeof(std::int32_t);
+  finish_dispatch_send(
+      args, begin.epoch,
+      {reinterpret_cast<std::int32_t*>(staging), static_cast<std::int32_t>(words)});
 #endif
 }
 
@@ -182,7 +229,8 @@ __global__ void __launch_bounds__(kCopyThreads)
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
   }
-  finish_dispatch_send(args, begin.epoch);
+  __shared__ std::int32_t words[kListedSlots];
+  finish_dispatch_send(args, begin.epoch, {words, kListedSlots});
 }
 
 // --- Quantised on the way -----------------------------------------------------------------------
@@ -211,7 +259,6 @@ __global__ void __launch_bounds__(kCopyThreads)
     dispatch_send_e4m3(const __grid_constant__ RankTable<DispatchSendArgs> table,
                        std::uint32_t hidden) {
   const DispatchSendArgs& args = table.rank[blockIdx.y];
-  touch_arguments(args, args.context);
   const StageBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 
@@ -249,33 +296,35 @@ __global__ void __launch_bounds__(kCopyThreads)
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
   }
-  finish_dispatch_send(args, begin.epoch);
+  __shared__ std::int32_t words[kListedSlots];
+  finish_dispatch_send(args, begin.epoch, {words, kListedSlots});
 }
 
 // --- Launching ----------------------------------------------------------------------------------
 
-template <int kStages, int kStoresInFlight>
+template <int kStoresInFlight>
 cudaError_t launch_bulk(const RankTable<DispatchSendArgs>& table, int ranks,
                         const DispatchShape& shape, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
-  const std::size_t shared = static_cast<std::size_t>(shape.warps) * kStages * shape.piece_bytes;
-  dispatch_send_bulk<kStages, kStoresInFlight>
-      <<<grid, static_cast<unsigned>(shape.warps * kWarpLanes), shared, stream>>>(
-          table, shape.piece_bytes);
-  return cudaGetLastError();
+  const std::size_t shared =
+      static_cast<std::size_t>(shape.warps * shape.stages) * shape.piece_bytes;
+  const bool lists = table.rank[0].lists.choices != nullptr;
+  const int threads = lists ? kBulkThreads : shape.warps * kWarpLanes;
+  return launch_kernel(table.rank[0].send.overlaps, dispatch_send_bulk<kStoresInFlight>, grid,
+                       threads, shared, stream, table, shape);
 }
 
 template <typename Unit>
 cudaError_t launch_copy(const RankTable<DispatchSendArgs>& table, int ranks,
                         const DispatchShape& shape, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
-  dispatch_send_copy<Unit><<<grid, kCopyThreads, 0, stream>>>(table, shape.piece_bytes);
-  return cudaGetLastError();
+  return launch_kernel(table.rank[0].send.overlaps, dispatch_send_copy<Unit>, grid, kCopyThreads, 0,
+                       stream, table, shape.piece_bytes);
 }
 
-template <int kStages, int kStoresInFlight>
+template <int kStoresInFlight>
 cudaError_t allow_shared() {
-  return cudaFuncSetAttribute(dispatch_send_bulk<kStages, kStoresInFlight>,
+  return cudaFuncSetAttribute(dispatch_send_bulk<kStoresInFlight>,
                               cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(kBulkSharedBytes));
 }
@@ -304,10 +353,20 @@ DispatchShape choose_dispatch_shape(const DispatchJob& job) {
   // them in flight (4 ranks x 16 SMs: 336 -> 311 us); where it is stored often, whole rows.
   const bool few_copies = job.copies < 4.5;
   DispatchShape shape{job.num_sms, 4, few_copies ? 6 : 3, few_copies ? 2 : 1, 0};
+  if (job.link) {
+    // A multiprocessor writes 43 GB/s over a link. Where there are too few to fill it, more and shorter
+    // loads (8 SMs: 338 -> 310 us); where there are enough, no more than it takes: 24 or 32 blocks that
+    // push at once are slower than 16 (208 and 193 us, not 184), only from 64 on as fast (177).
+    constexpr int kFew = 8;
+    constexpr int kEnough = 16;
+    constexpr int kMany = 64;
+    if (job.num_sms <= kFew) shape = {job.num_sms, 8, 4, 1, 0};
+    if (job.num_sms > kEnough && job.num_sms < kMany) shape.blocks = kEnough;
+  }
   const std::uint64_t largest =
       kBulkSharedBytes / static_cast<std::uint64_t>(shape.warps * shape.stages) / 128 * 128;
   std::uint64_t pieces = pieces_of(largest);
-  const std::uint64_t warps = sms * static_cast<std::uint64_t>(shape.warps);
+  const auto warps = static_cast<std::uint64_t>(shape.blocks * shape.warps);
   while (tokens * pieces < warps && job.row_bytes / (pieces * 2) >= kSmallestPiece) pieces *= 2;
   shape.piece_bytes = piece_bytes(pieces);
   return shape;
@@ -316,12 +375,14 @@ DispatchShape choose_dispatch_shape(const DispatchJob& job) {
 cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int ranks,
                                  const DispatchShape& shape, cudaStream_t stream) {
   if (shape.stages != 0) {
-    const int key = shape.stages * 10 + shape.stores_in_flight;
-    if (key == 21) return launch_bulk<2, 1>(table, ranks, shape, stream);
-    if (key == 31) return launch_bulk<3, 1>(table, ranks, shape, stream);
-    if (key == 62) return launch_bulk<6, 2>(table, ranks, shape, stream);
-    if (key == 63) return launch_bulk<6, 3>(table, ranks, shape, stream);
-    return cudaErrorInvalidConfiguration;
+    if (shape.warps * shape.stages > kMaxBulkPieces) return cudaErrorInvalidConfiguration;
+    switch (shape.stores_in_flight) {
+      case 1: return launch_bulk<1>(table, ranks, shape, stream);
+      case 2: return launch_bulk<2>(table, ranks, shape, stream);
+      case 3: return launch_bulk<3>(table, ranks, shape, stream);
+      case 4: return launch_bulk<4>(table, ranks, shape, stream);
+      default: return cudaErrorInvalidConfiguration;
+    }
   }
   std::uint64_t odd = 16;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -338,8 +399,8 @@ cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int r
 cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
                                       int blocks, std::int64_t hidden, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  dispatch_send_e4m3<<<grid, kCopyThreads, 0, stream>>>(table, static_cast<std::uint32_t>(hidden));
-  return cudaGetLastError();
+  return launch_kernel(table.rank[0].send.overlaps, dispatch_send_e4m3, grid, kCopyThreads, 0,
+                       stream, table, static_cast<std::uint32_t>(hidden));
 }
 
 cudaError_t has_bulk_copies(int device, bool& has) {
@@ -361,7 +422,7 @@ cudaError_t prepare_dispatch_send() {
   if (error == cudaSuccess) error = has_bulk_copies(device, bulk);
   if (error != cudaSuccess || !bulk) return error;
   for (const cudaError_t each :
-       {allow_shared<2, 1>(), allow_shared<3, 1>(), allow_shared<6, 2>(), allow_shared<6, 3>()}) {
+       {allow_shared<1>(), allow_shared<2>(), allow_shared<3>(), allow_shared<4>()}) {
     if (each != cudaSuccess) return each;
   }
   return cudaSuccess;

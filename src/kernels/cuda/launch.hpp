@@ -16,7 +16,7 @@ namespace wherry::kernels::cuda {
 // Threads and shared memory of one block of dispatch_send. A row travels in pieces, a warp at a
 // time; each warp owns `stages` pieces of shared memory.
 struct DispatchShape {
-  int blocks = 0;  // per rank: num_sms
+  int blocks = 0;  // per rank: num_sms, or what a link needs
   int warps = 0;
   int stages = 0;            // 0: ordinary loads and stores instead of bulk copies
   int stores_in_flight = 0;  // groups that may still be reading shared memory when a load is issued
@@ -28,6 +28,7 @@ struct DispatchJob {
   double copies = 1.0;  // rows a token is expected to be written to
   int num_sms = 1;
   bool bulk = false;  // the device has bulk copies, and rows and their pitch are legal for them
+  bool link = false;  // ranks are on several GPUs
 };
 // Pure.
 [[nodiscard]] DispatchShape choose_dispatch_shape(const DispatchJob& job);
@@ -37,11 +38,14 @@ struct DispatchJob {
   return row_bytes % 16 == 0 && pitch % 16 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
 }
 
-// Blocks and how many warps share a token.
+// Blocks and how many of their warps share a token.
 struct CombineShape {
   int blocks = 0;
   int parts = 1;
   int threads = 1024;  // of a block; plain sums also 512, with more loads in flight in each
+  // Rows come by bulk loads, each warp's into so many pieces of shared memory; 0: by ordinary loads.
+  int slots = 0;
+  std::uint32_t piece_bytes = 0;
 };
 struct CombineJob {
   std::int64_t tokens = 0;
@@ -49,6 +53,8 @@ struct CombineJob {
   double copies = 1.0;  // rows a token is expected to be summed from
   int num_sms = 1;
   Sum sum = Sum::token_rows;
+  bool bulk = false;             // rows come over a link, and the device has bulk copies
+  std::uint64_t most_terms = 1;  // of a token
 };
 // Pure.
 [[nodiscard]] CombineShape choose_combine_shape(const CombineJob& job);
@@ -107,6 +113,10 @@ cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ran
                                 cudaStream_t stream);
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
                                 const CombineShape& shape, cudaStream_t stream);
+// Where choose_combine_shape() and launch_combine_recv() go for shapes with slots.
+[[nodiscard]] CombineShape choose_combine_bulk_shape(const CombineJob& job);
+cudaError_t launch_combine_recv_bulk(const RankTable<CombineRecvArgs>& table, int ranks,
+                                     const CombineShape& shape, cudaStream_t stream);
 
 // Before stage 5 where results are not in the window yet, or after stage 3 where rows shall not stay
 // there. `blocks` are of this rank alone: nothing in it waits.
@@ -127,6 +137,7 @@ cudaError_t has_bulk_copies(int device, bool& has);
 // Loads every kernel, so that no launch that waits for another is the first to load one, and
 // raises the shared memory limits.
 cudaError_t prepare_dispatch_send();
+cudaError_t prepare_combine_recv();
 cudaError_t prepare_count();
 cudaError_t prepare_plan_dispatch();
 // Whether a plan of so many experts, slots and ranks fits into `shared_bytes`. Pure.

@@ -29,6 +29,9 @@ __device__ inline void barrier_expect_bytes(std::uint32_t barrier, std::uint32_t
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+__device__ inline void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done = 0;
   while (done == 0) {
