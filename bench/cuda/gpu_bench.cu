@@ -3,7 +3,7 @@
 //
 // processes  one process a rank on one GPU: start CUDA MPS first. The slowest rank counts
 // threads    the ranks are threads of one process, so each stage is one launch for all of them
-// gpus       one process and one GPU a rank; the floor is the link's
+// gpus       one process and one GPU a rank; the floor is the link's, whose own figures come first
 //
 // A graph of several whole steps is replayed. `step` is one of it. The stages are told apart by stamps in
 // another graph: kernels that read the clock (an event takes 20 us between processes under MPS). What a
@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "link.hpp"
 #include "meeting.hpp"
 #include "rank.hpp"
 
@@ -80,36 +81,6 @@ double copy_rate() {
     if (i >= 30) times.push_back(end.us_since(begin));
   }
   return 2.0 * static_cast<double>(kBytes) / static_cast<double>(median(times)) / 1e3;
-}
-
-// Bytes a second, GB/s, that this rank's GPU sends to the next one's while that sends to its own next.
-double peer_rate(Meeting& meeting) {
-  constexpr std::size_t kBytes = std::size_t{1} << 30;
-  int devices = 1;
-  int mine = 0;
-  CUDA_OK(cudaGetDeviceCount(&devices));
-  CUDA_OK(cudaGetDevice(&mine));
-  const int next = (mine + 1) % devices;
-  const cuda::DeviceMemory from(mine, kBytes);
-  const cuda::DeviceMemory to(next, kBytes);
-  if (const cudaError_t error = cudaDeviceEnablePeerAccess(next, 0);
-      error == cudaErrorPeerAccessAlreadyEnabled) {
-    static_cast<void>(cudaGetLastError());
-  } else {
-    CUDA_OK(error);
-  }
-  const Event begin, end;
-  meeting.meet();
-  std::vector<float> times;
-  for (int i = 0; i < 24; ++i) {
-    CUDA_OK(cudaEventRecord(begin.get(), nullptr));
-    CUDA_OK(cudaMemcpyPeerAsync(to.get(), next, from.get(), mine, kBytes, nullptr));
-    CUDA_OK(cudaEventRecord(end.get(), nullptr));
-    CUDA_OK(cudaEventSynchronize(end.get()));
-    if (i >= 2) times.push_back(end.us_since(begin));
-  }
-  meeting.meet();
-  return static_cast<double>(kBytes) / static_cast<double>(median(times)) / 1e3;
 }
 
 // --- A rank's times -------------------------------------------------------------------------------
@@ -248,6 +219,44 @@ class Results {
     std::remove(rows_path().c_str());
   }
 
+  // The link's own figures; percentages are of its best copy by a kernel that runs both ways at once.
+  // In a process of its own: this one must not touch CUDA before it forks.
+  void measure_the_link() {
+    run_processes(1, [this](Group&) { add_link(); });
+    std::ifstream rows(rows_path());
+    const std::string field = "\"kernel_gbps\": ";
+    for (std::string row; std::getline(rows, row);) {
+      const std::size_t at = row.find(field);
+      if (at != std::string::npos) link_gbps_ = std::stod(row.substr(at + field.size()));
+    }
+  }
+  void add_link() const {
+    double engine = 0.0;
+    double best = 0.0;
+    const auto add_line = [this](const char* line) {
+      std::ofstream(rows_path(), std::ios::app) << line << '\n';
+      std::printf("%s\n", line);
+    };
+    char line[256];
+    for (const LinkRate& rate : measure_link()) {
+      if (rate.blocks == 0) engine = rate.both_ways;
+      const bool over = rate.how != "engine" && rate.how != "bulk store at home";
+      if (over) best = std::max(best, rate.both_ways);
+      std::snprintf(line, sizeof(line),
+                    "{\"link\": \"%s\", \"blocks\": %d, \"one_way_gbps\": %.1f, "
+                    "\"both_ways_gbps\": %.1f}",
+                    rate.how.c_str(), rate.blocks, rate.one_way, rate.both_ways);
+      add_line(line);
+    }
+    const RoundTrip trip = measure_round_trip();
+    std::snprintf(line, sizeof(line),
+                  "{\"link\": \"round trip\", \"relaxed_us\": %.2f, \"ordered_us\": %.2f, "
+                  "\"kernel_gbps\": %.1f, \"engine_gbps\": %.1f}",
+                  trip.relaxed, trip.ordered, best, engine);
+    add_line(line);
+  }
+  [[nodiscard]] double link_gbps() const { return link_gbps_; }
+
   struct Row {
     RanksAs ranks_as;
     const Shape& shape;
@@ -288,6 +297,7 @@ class Results {
   [[nodiscard]] std::string rows_path() const { return path_ + ".rows"; }
   std::string path_;
   std::string command_;
+  double link_gbps_ = 0.0;
 };
 
 struct Bytes {
@@ -315,7 +325,7 @@ void time_shape(const Group& group, int ordinal, cudaStream_t stream, RanksAs ra
   Meeting meeting(group, Seconds(60.0));
   double gbps = 0.0;
   if (ranks_as == RanksAs::gpus) {
-    gbps = peer_rate(meeting);
+    gbps = results.link_gbps();
   } else if (group.rank() == 0) {
     gbps = copy_rate();
   }
@@ -422,11 +432,16 @@ std::vector<Shape> shapes_of(RanksAs ranks_as, bool quick) {
     const int status =
         std::system("exit $(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)");
     devices = WEXITSTATUS(status);
-    for (const int num_sms : {4, 8, 16, 24, 64}) shapes.push_back(throughput(devices, num_sms));
+    for (const int num_sms : {4, 8, 16, 24, 32, 64}) shapes.push_back(throughput(devices, num_sms));
     for (const int num_sms : {16, 24}) {
       shapes.push_back(grouped(devices, num_sms, Reduction::by_rank, SumAt::expert));
     }
     for (const int tokens : {128, 16, 1}) shapes.push_back(decode(devices, tokens));
+    // The same tokens with one row home for each (token, rank).
+    Shape by_rank = decode(devices, 128);
+    by_rank.reduction = Reduction::by_rank;
+    by_rank.sum_at = SumAt::expert;
+    shapes.push_back(by_rank);
     return shapes;
   }
   for (const auto& [ranks, num_sms] :
@@ -460,8 +475,9 @@ int run(int argc, char** argv) {
   }
   std::string command = "gpu_bench";
   for (int i = 1; i < argc; ++i) command.append(" ").append(argv[i]);
-  const Results results(argv[1], command);
+  Results results(argv[1], command);
   bool good = true;
+  if (ranks_as == RanksAs::gpus) results.measure_the_link();
   for (const Shape& shape : shapes_of(ranks_as, argc > 3)) {
     good = run_shape(ranks_as, shape, results) && good;
   }

@@ -1,0 +1,242 @@
+#include "link.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/pipeline.cuh"
+#include "kernels/cuda/signals.cuh"
+#include "support/cuda.hpp"
+
+namespace wherry::bench {
+
+namespace {
+
+namespace kernel = kernels::cuda;
+
+constexpr Error::Where kWhere{};
+#define CUDA_OK(call) ::wherry::cuda::check((call), kWhere, #call)
+
+constexpr int kThreads = 512;
+constexpr std::size_t kBytes = std::size_t{256} << 20;
+constexpr std::uint32_t kPieceBytes = 7168;
+constexpr std::uint32_t kPieces = 32;  // 224 KiB in flight in each block
+constexpr int kRepetitions = 7;
+
+// 16 bytes a thread, eight in flight; who is far decides whether it is a push or a pull.
+__global__ void __launch_bounds__(kThreads)
+    copy_units(uint4* to, const uint4* from, std::size_t units) {
+  constexpr int kInFlight = 8;
+  const std::size_t threads = std::size_t{gridDim.x} * kThreads;
+  std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  for (; at + (kInFlight - 1) * threads < units; at += kInFlight * threads) {
+    uint4 held[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) held[i] = __ldcs(from + at + i * threads);
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) __stcs(to + at + i * threads, held[i]);
+  }
+  for (; at < units; at += threads) to[at] = from[at];
+}
+
+// Four warps of a block, each with an elected lane and eight pieces.
+__global__ void __launch_bounds__(kThreads)
+    copy_bulk(std::byte* to, const std::byte* from, std::size_t bytes) {
+#ifdef WHERRY_HAS_BULK_COPY
+  constexpr std::uint32_t kWarps = 4;
+  constexpr std::uint32_t kStages = kPieces / kWarps;
+  constexpr std::uint32_t kStoresInFlight = 2;
+  extern __shared__ __align__(128) std::byte staging[];
+  __shared__ __align__(8) std::uint64_t barriers[kPieces];
+  const std::uint32_t warp = threadIdx.x / 32;
+  if (warp >= kWarps || threadIdx.x % 32 != 0) return;
+  const std::uint32_t mine = kernel::shared_address(staging) + warp * kStages * kPieceBytes;
+  const std::uint32_t full = kernel::shared_address(barriers) + 8 * warp * kStages;
+  const auto pieces = static_cast<std::uint32_t>(bytes / kPieceBytes);
+  const std::uint32_t first = blockIdx.x * kWarps + warp;
+  const std::uint32_t stride = gridDim.x * kWarps;
+  const std::uint32_t count = pieces > first ? (pieces - first + stride - 1) / stride : 0;
+  const auto load = [&](std::uint32_t index) {
+    const std::uint32_t stage = index % kStages;
+    kernel::barrier_expect_bytes(full + 8 * stage, kPieceBytes);
+    kernel::bulk_load(mine + stage * kPieceBytes,
+                      from + std::size_t{first + index * stride} * kPieceBytes, kPieceBytes,
+                      full + 8 * stage);
+  };
+  for (std::uint32_t stage = 0; stage < kStages; ++stage) kernel::barrier_init(full + 8 * stage, 1);
+  kernel::barrier_init_fence();
+  for (std::uint32_t stage = 0; stage < kStages && stage < count; ++stage) load(stage);
+  for (std::uint32_t index = 0; index < count; ++index) {
+    const std::uint32_t stage = index % kStages;
+    kernel::barrier_wait(full + 8 * stage, index / kStages & 1U);
+    kernel::bulk_store(to + std::size_t{first + index * stride} * kPieceBytes,
+                       mine + stage * kPieceBytes, kPieceBytes);
+    kernel::bulk_commit();
+    kernel::bulk_wait_read<kStoresInFlight>();
+    const std::uint32_t coming = index + kStages - kStoresInFlight;
+    if (index >= kStoresInFlight && coming < count) load(coming);
+  }
+  kernel::bulk_wait_written();
+#endif
+}
+
+// `turns` times a word goes from one GPU to the other, which answers.
+__global__ void play(std::uint64_t* mine, std::uint64_t* theirs, bool begins, int turns,
+                     bool ordered) {
+  for (int turn = 1; turn <= turns; ++turn) {
+    const auto word = static_cast<std::uint64_t>(turn);
+    if (!begins) {
+      while ((ordered ? kernel::load_acquire_system(mine) : kernel::load_relaxed_system(mine)) <
+             word) {
+      }
+    }
+    if (ordered) kernel::fence_system();
+    kernel::store_signal_after_fence(theirs, word);
+    if (begins) {
+      while ((ordered ? kernel::load_acquire_system(mine) : kernel::load_relaxed_system(mine)) <
+             word) {
+      }
+    }
+  }
+}
+
+struct Gpu {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  cuda::DeviceMemory from, to;
+};
+
+class Pair {
+ public:
+  Pair() {
+    for (int at = 0; at < 2; ++at) {
+      Gpu& gpu = gpus[at];
+      CUDA_OK(cudaSetDevice(at));
+      CUDA_OK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
+      CUDA_OK(cudaEventCreate(&gpu.begin));
+      CUDA_OK(cudaEventCreate(&gpu.end));
+      gpu.from = cuda::DeviceMemory(at, kBytes);
+      gpu.to = cuda::DeviceMemory(at, kBytes);
+      const cudaError_t enabled = cudaDeviceEnablePeerAccess(1 - at, 0);
+      if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
+        static_cast<void>(cudaGetLastError());
+      } else {
+        CUDA_OK(enabled);
+      }
+      CUDA_OK(cudaFuncSetAttribute(copy_bulk, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(kPieces * kPieceBytes)));
+    }
+  }
+  ~Pair() {
+    for (int at = 0; at < 2; ++at) {
+      static_cast<void>(cudaSetDevice(at));
+      static_cast<void>(cudaEventDestroy(gpus[at].begin));
+      static_cast<void>(cudaEventDestroy(gpus[at].end));
+      static_cast<void>(cudaStreamDestroy(gpus[at].stream));
+    }
+  }
+  Pair(const Pair&) = delete;
+  Pair& operator=(const Pair&) = delete;
+
+  // Median microseconds of the slower of the first `count` GPUs, each running launch(at).
+  template <typename Launch>
+  double time(int count, const Launch& launch) {
+    std::vector<float> times;
+    for (int i = 0; i < kRepetitions + 2; ++i) {
+      for (int at = 0; at < count; ++at) {
+        CUDA_OK(cudaSetDevice(at));
+        CUDA_OK(cudaEventRecord(gpus[at].begin, gpus[at].stream));
+        launch(at);
+        CUDA_OK(cudaGetLastError());
+        CUDA_OK(cudaEventRecord(gpus[at].end, gpus[at].stream));
+      }
+      float slowest = 0.0F;
+      for (int at = 0; at < count; ++at) {
+        CUDA_OK(cudaEventSynchronize(gpus[at].end));
+        float ms = 0.0F;
+        CUDA_OK(cudaEventElapsedTime(&ms, gpus[at].begin, gpus[at].end));
+        slowest = std::max(slowest, ms * 1000.0F);
+      }
+      if (i >= 2) times.push_back(slowest);
+    }
+    std::sort(times.begin(), times.end());
+    return static_cast<double>(times[times.size() / 2]);
+  }
+
+  Gpu gpus[2];
+};
+
+enum class Way { push, pull, home };
+
+}  // namespace
+
+std::vector<LinkRate> measure_link() {
+  Pair pair;
+  std::vector<LinkRate> rates;
+  const auto gbps = [](double us) { return static_cast<double>(kBytes) / us / 1e3; };
+  const auto both = [&](const char* how, int blocks, const auto& launch) {
+    const double one = pair.time(1, launch);
+    rates.push_back({how, blocks, gbps(one), gbps(pair.time(2, launch))});
+  };
+  both("engine", 0, [&](int at) {
+    CUDA_OK(cudaMemcpyPeerAsync(pair.gpus[1 - at].to.get(), 1 - at, pair.gpus[at].from.get(), at,
+                                kBytes, pair.gpus[at].stream));
+  });
+  for (const Way way : {Way::push, Way::pull, Way::home}) {
+    for (const bool bulk : {true, false}) {
+      if (way == Way::home && !bulk) continue;
+      for (const int blocks : {4, 8, 12, 16, 24, 32, 64, 132}) {
+        if (way == Way::home && blocks > 16) continue;
+        const char* how = way == Way::home   ? "bulk store at home"
+                          : way == Way::push ? (bulk ? "bulk store" : "16-byte store")
+                                             : (bulk ? "bulk load" : "16-byte load");
+        both(how, blocks, [&](int at) {
+          const Gpu& here = pair.gpus[at];
+          const Gpu& there = pair.gpus[1 - at];
+          std::byte* const to = (way == Way::push ? there : here).to.get();
+          const std::byte* const from = (way == Way::pull ? there : here).from.get();
+          if (bulk) {
+            copy_bulk<<<blocks, kThreads, kPieces * kPieceBytes, here.stream>>>(to, from, kBytes);
+          } else {
+            copy_units<<<blocks, kThreads, 0, here.stream>>>(reinterpret_cast<uint4*>(to),
+                                                             reinterpret_cast<const uint4*>(from),
+                                                             kBytes / sizeof(uint4));
+          }
+        });
+      }
+    }
+  }
+  return rates;
+}
+
+RoundTrip measure_round_trip() {
+  constexpr int kTurns = 2000;
+  Pair pair;
+  const auto us = [&](bool ordered) {
+    std::vector<double> times;
+    for (int i = 0; i < 3; ++i) {
+      for (Gpu& gpu : pair.gpus) CUDA_OK(cudaMemset(gpu.to.get(), 0, sizeof(std::uint64_t)));
+      CUDA_OK(cudaDeviceSynchronize());
+      for (int at = 0; at < 2; ++at) {
+        CUDA_OK(cudaSetDevice(at));
+        const Gpu& gpu = pair.gpus[at];
+        CUDA_OK(cudaEventRecord(gpu.begin, gpu.stream));
+        play<<<1, 1, 0, gpu.stream>>>(reinterpret_cast<std::uint64_t*>(gpu.to.get()),
+                                      reinterpret_cast<std::uint64_t*>(pair.gpus[1 - at].to.get()),
+                                      at == 0, kTurns, ordered);
+        CUDA_OK(cudaGetLastError());
+        CUDA_OK(cudaEventRecord(gpu.end, gpu.stream));
+      }
+      // The second one was launched later and waits for nobody longer than the turns take.
+      CUDA_OK(cudaEventSynchronize(pair.gpus[0].end));
+      CUDA_OK(cudaEventSynchronize(pair.gpus[1].end));
+      float ms = 0.0F;
+      CUDA_OK(cudaEventElapsedTime(&ms, pair.gpus[1].begin, pair.gpus[1].end));
+      times.push_back(static_cast<double>(ms) * 1e3 / kTurns);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  };
+  return {us(false), us(true)};
+}
+
+}  // namespace wherry::bench
