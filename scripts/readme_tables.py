@@ -133,8 +133,9 @@ def gpu(folder, name):
 
 def gpu_footnote(results, folder, names):
     first = results[0]
-    rates = sorted({entry["copy_gbps"] for result in results for entry in result["results"]})
-    what = "peer copy" if folder != "h200" else "copy, read + write,"
+    rates = sorted({entry["copy_gbps"] for result in results for entry in result["results"]
+                    if "copy_gbps" in entry})
+    what = "copy over the link" if folder != "h200" else "copy, read + write,"
     files = ", ".join(f"`results/{folder}/{name}.json`" for name in names)
     return (f"\n{first['machine']}, {what} {rates[0]}-{rates[-1]} GB/s, driver {first['driver']}, CUDA "
             f"{first['cuda']}, commit {first['commit']}; {files}.\n")
@@ -222,23 +223,68 @@ def gpu_decode():
 
 
 def gpu_link():
-    """One rank a GPU: what crosses the link, at the rate of a peer copy."""
+    """One rank a GPU: what crosses the link, at the rate of a copy over it."""
     result = gpu("h200-x2", "gpus")
     if not result:
         return NOTHING
     rows = []
-    for key, found in gpu_stages(result, lambda e: True).items():
-        _, sms, tokens, _, _, layout, _, _, _ = key
+    engine = link_figure(result, "round trip")["engine_gbps"]
+    for key, found in gpu_stages(result, lambda e: "stage" in e).items():
+        _, sms, tokens, _, _, layout, reduction, _, _ = key
 
         def cell(entry):
-            few = entry["tokens"] <= 128
-            return f"{entry['median_us']:.1f} µs" if few else share(entry)
+            if entry["tokens"] <= 128:
+                return f"{entry['median_us']:.1f} µs"
+            return f"{share(entry)} ({entry['floor_percent'] * entry['copy_gbps'] / engine:.0f} %)"
 
-        rows.append([f"{tokens} tokens, `{layout}`, {sms} SMs",
+        name = f"`{layout}`" if layout != "slots" else f"`{layout}` `{reduction}`"
+        rows.append([f"{tokens} tokens, {name}, {sms} SMs",
                      *(cell(found[stage]) for stage in ("dispatch", "combine", "step",
                                                         "planned_step"))])
     return (table(["2 GPUs, a rank each", "dispatch", "combine", "both", "plan too"], rows)
             + gpu_footnote([result], "h200-x2", ["gpus"]))
+
+
+def link_figure(result, name):
+    return next(entry for entry in result["results"] if entry.get("link") == name)
+
+
+def gpu_link_rates():
+    """What the link does by itself, in GB/s: one way, and each way of both at once."""
+    result = gpu("h200-x2", "gpus")
+    if not result:
+        return NOTHING
+    hows = ["bulk store", "16-byte store", "bulk load", "16-byte load", "bulk store at home"]
+    by_blocks = {}
+    for entry in result["results"]:
+        if entry.get("link") in hows:
+            by_blocks.setdefault(entry["blocks"], {})[entry["link"]] = entry
+    rows = []
+    for blocks, found in by_blocks.items():
+        cells = [found.get(how) for how in hows]
+        rows.append([f"{blocks} blocks", *(f"{cell['one_way_gbps']:.0f}, {cell['both_ways_gbps']:.0f}"
+                                           if cell else "" for cell in cells)])
+    engine, trip = link_figure(result, "engine"), link_figure(result, "round trip")
+    return (table(["GB/s one way, both ways", "push, bulk", "push, 16 bytes", "pull, bulk",
+                   "pull, 16 bytes", "stores at home"], rows)
+            + f"\nCopy engines: {engine['one_way_gbps']:.0f} GB/s one way, "
+              f"{engine['both_ways_gbps']:.0f} both ways. A word there and back: "
+              f"{trip['relaxed_us']:.2f} µs, {trip['ordered_us']:.2f} µs with a fence before each store "
+              f"and acquiring loads.\n"
+            + gpu_footnote([result], "h200-x2", ["gpus"]))
+
+
+def gpu_nccl():
+    """The peer on two GPUs."""
+    result = gpu("h200-x2", "nccl")
+    if not result:
+        return NOTHING
+    rows = [[entry["peer"], f"{entry['median_us']:.0f} µs", f"{entry['gbps']:.0f} GB/s"]
+            for entry in result["results"]]
+    return (table(["NCCL `all_to_all_single`, 2 GPUs, rows in order already", "median", "over the link"],
+                  rows)
+            + f"\n{result['machine']}, NCCL {result['nccl']}, torch {result['torch']}, commit "
+              f"{result['commit']}; `results/h200-x2/nccl.json`.\n")
 
 
 def gpu_tests():
@@ -259,7 +305,8 @@ def gpu_tests():
 
 TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_limits,
           "cpu-formats": cpu_formats, "gpu-throughput": gpu_throughput, "gpu-shapes": gpu_shapes,
-          "gpu-decode": gpu_decode, "gpu-link": gpu_link, "gpu-tests": gpu_tests}
+          "gpu-decode": gpu_decode, "gpu-link": gpu_link,
+          "gpu-link-rates": gpu_link_rates, "gpu-nccl": gpu_nccl, "gpu-tests": gpu_tests}
 
 
 def snippets():

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -473,8 +474,8 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "usage: gpu_bench FILE.json processes|threads|gpus [quick]\n");
     return 2;
   }
-  std::string command = "gpu_bench";
-  for (int i = 1; i < argc; ++i) command.append(" ").append(argv[i]);
+  std::string command = "gpu_bench " + std::filesystem::path(argv[1]).filename().string();
+  for (int i = 2; i < argc; ++i) command.append(" ").append(argv[i]);
   Results results(argv[1], command);
   bool good = true;
   if (ranks_as == RanksAs::gpus) results.measure_the_link();

@@ -80,7 +80,7 @@ kernel::Lists CudaExchange::lists_of(const Generation& g) const {
 
 void CudaExchange::send_rows(const Generation& g, const ConstTensorView& x, bool receive) {
   const kernel::DispatchSendArgs args{context_, g.plan, outgoing(g, x, receive),
-                                      receive ? lists_of(g) : kernel::Lists{}};
+                                      receive && expects_recv() ? lists_of(g) : kernel::Lists{}};
   launches_->launch(
       local_, args, stream_, at(Stage::dispatch_send),
       [this](auto& table, int ranks, cudaStream_t stream) {
@@ -114,6 +114,13 @@ bool CudaExchange::fills_on_arrival() const noexcept {
 bool CudaExchange::expects_recv() const noexcept {
   return mode_.sends_token_rows() ||
          (config().layout == Layout::grouped && (config().alignment > 1 || fills_on_arrival()));
+}
+
+bool CudaExchange::lists_with_rows(const ConstTensorView& x) const noexcept {
+  // A launch less: 4 us of 188 over a link. On one GPU, 8 ranks x 16 SMs, 850 us instead of 828.
+  return over_link_ && bulk_ && mode_.sends_token_rows() && !mode_.converts_rows() &&
+         kernel::bulk_legal(context_.layout.row_bytes, static_cast<std::uint64_t>(x.pitch()),
+                            x.data);
 }
 
 void CudaExchange::receive_rows(const Generation& g) {
@@ -199,8 +206,7 @@ Received CudaExchange::dispatch(DevicePlan& device_plan, const ConstTensorView& 
   const CudaPlan& plan = filled_plan(device_plan, Stage::dispatch_send);
   check_dispatch(&plan, plan.tokens(), x, options);
   Generation& g = begin_dispatch(plan, options);
-  // The lists of token rows are short enough to be made by the blocks that send: a launch less.
-  const bool apart = expects_recv() && !mode_.sends_token_rows();
+  const bool apart = expects_recv() && !lists_with_rows(x);
   send_rows(g, x, !apart);
   if (apart) receive_rows(g);
   return end_dispatch(g);

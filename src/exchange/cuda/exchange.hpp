@@ -103,6 +103,8 @@ class CudaExchange final : public DeviceExchange {
   [[nodiscard]] std::int64_t room() const noexcept;
   [[nodiscard]] bool fills_on_arrival() const noexcept;
   [[nodiscard]] bool expects_recv() const noexcept;
+  // The blocks that send token rows also list those that have come.
+  [[nodiscard]] bool lists_with_rows(const ConstTensorView& x) const noexcept;
 
   [[nodiscard]] kernels::cuda::CountArgs count_args(const Routing& routing,
                                                     const CudaPlan& plan) const;
