@@ -234,11 +234,6 @@ void CpuMlp::forward(ConstTensorView rows, std::span<const std::int64_t> slot_be
              });
 }
 
-void CpuMlp::forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
-                           std::span<const std::int64_t> slot_counts, TensorView out) {
-  forward(rows, begin_of_slots(rows_per_slot), slot_counts, out);
-}
-
 void CpuMlp::forward_gathered(const Received& received, TensorView out) {
   const auto positions = static_cast<std::int64_t>(received.gather.size());
   const auto bytes = static_cast<std::size_t>(positions * row_bytes());

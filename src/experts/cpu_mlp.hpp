@@ -52,8 +52,6 @@ class CpuMlp final : public Mlp {
   void forward(ConstTensorView rows, std::span<const std::int64_t> slot_begin,
                std::span<const std::int64_t> slot_counts, TensorView out) override;
   void forward_gathered(const Received& received, TensorView out) override;
-  void forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
-                     std::span<const std::int64_t> slot_counts, TensorView out) override;
 
  private:
   void choose_implementation();

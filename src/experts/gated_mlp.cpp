@@ -156,17 +156,16 @@ void GatedMlp::forward_slots(ConstTensorView rows, std::span<const std::int64_t>
                         rows.rows, out.rows, num_slots());
   // In a captured graph the host knows no counts.
   if (slot_counts.empty() && device().kind == Device::Kind::cuda) {
-    return mlp_->forward_slots(rows, rows_per_slot, {}, out);
+    return mlp_->forward_all_slots(rows, rows_per_slot, out);
   }
-  std::vector<std::int64_t> begin;
   for (std::size_t slot = 0; slot < slot_counts.size(); ++slot) {
     WHERRY_CHECK_ARGUMENT(slot_counts[slot] <= rows_per_slot, Stage::experts,
                           "slot {} has {} rows; it holds {}", slot, slot_counts[slot],
                           rows_per_slot);
-    begin.push_back(static_cast<std::int64_t>(slot) * rows_per_slot);
   }
+  const std::vector<std::int64_t> begin = mlp_->begin_of_slots(rows_per_slot);
   check_segments(num_slots(), begin, slot_counts, rows.rows);
-  mlp_->forward_slots(rows, rows_per_slot, slot_counts, out);
+  mlp_->forward(rows, begin, slot_counts, out);
 }
 
 void GatedMlp::forward_gathered(const Received& received, TensorView out) {

@@ -27,10 +27,20 @@ class Mlp {
   virtual void forward(ConstTensorView rows, std::span<const std::int64_t> slot_begin,
                        std::span<const std::int64_t> slot_counts, TensorView out) = 0;
   virtual void forward_gathered(const Received& received, TensorView out) = 0;
-  // Rows of slot s: the first slot_counts[s] of the `rows_per_slot` from row s * rows_per_slot on; on a
-  // device that takes no counts, all of them.
-  virtual void forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
-                             std::span<const std::int64_t> slot_counts, TensorView out) = 0;
+  // Layout `slots` where the host knows no counts: every row of every slot.
+  virtual void forward_all_slots(ConstTensorView rows, std::int64_t rows_per_slot, TensorView out) {
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(num_slots), rows_per_slot);
+    forward(rows, begin_of_slots(rows_per_slot), counts, out);
+  }
+
+  // The first row of each slot in layout `slots`, [num_slots].
+  [[nodiscard]] std::vector<std::int64_t> begin_of_slots(std::int64_t rows_per_slot) const {
+    std::vector<std::int64_t> begin(static_cast<std::size_t>(num_slots));
+    for (std::size_t slot = 0; slot < begin.size(); ++slot) {
+      begin[slot] = static_cast<std::int64_t>(slot) * rows_per_slot;
+    }
+    return begin;
+  }
 
   const ExpertsConfig config;
   const std::int64_t num_slots;
@@ -39,14 +49,6 @@ class Mlp {
  protected:
   [[nodiscard]] std::int64_t row_bytes() const noexcept {
     return config.hidden * dtype_bytes(config.dtype);
-  }
-  // Of each slot in layout `slots`, [num_slots].
-  [[nodiscard]] std::vector<std::int64_t> begin_of_slots(std::int64_t rows_per_slot) const {
-    std::vector<std::int64_t> begin(static_cast<std::size_t>(num_slots));
-    for (std::size_t slot = 0; slot < begin.size(); ++slot) {
-      begin[slot] = static_cast<std::int64_t>(slot) * rows_per_slot;
-    }
-    return begin;
   }
 };
 

@@ -206,11 +206,7 @@ void CudaMlp::forward(ConstTensorView rows, std::span<const std::int64_t> slot_b
       [&](const Product& product) { multiply_segments(product, slot_begin, slot_counts); });
 }
 
-void CudaMlp::forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
-                            std::span<const std::int64_t> slot_counts, TensorView out) {
-  if (!slot_counts.empty()) {
-    return forward(rows, begin_of_slots(rows_per_slot), slot_counts, out);
-  }
+void CudaMlp::forward_all_slots(ConstTensorView rows, std::int64_t rows_per_slot, TensorView out) {
   const DeviceGuard guard(device_.ordinal);
   run(rows, num_slots * rows_per_slot, out,
       [&](const Product& product) { multiply_slots(product, rows_per_slot); });

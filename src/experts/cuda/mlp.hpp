@@ -32,8 +32,7 @@ class CudaMlp final : public Mlp {
   void forward(ConstTensorView rows, std::span<const std::int64_t> slot_begin,
                std::span<const std::int64_t> slot_counts, TensorView out) override;
   void forward_gathered(const Received& received, TensorView out) override;
-  void forward_slots(ConstTensorView rows, std::int64_t rows_per_slot,
-                     std::span<const std::int64_t> slot_counts, TensorView out) override;
+  void forward_all_slots(ConstTensorView rows, std::int64_t rows_per_slot, TensorView out) override;
 
  private:
   void upload(std::span<const int> experts, const WeightSource& fill);
