@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "gpu/twin.hpp"
+#include "support/layer.hpp"
 
 namespace wherry::test {
 
@@ -127,12 +128,7 @@ std::string Case::name() const {
 }
 
 ExchangeConfig config_of(const Batch& batch, Layout layout, Reduction reduction, DType dtype) {
-  ExchangeConfig config;
-  config.experts = batch.experts;
-  config.topk = batch.topk;
-  config.hidden = batch.hidden;
-  config.max_tokens = batch.max_tokens();
-  config.dtype = dtype;
+  ExchangeConfig config = config_for(batch, dtype);
   config.layout = layout;
   config.reduction = reduction;
   config.deadline = Seconds(20.0);
