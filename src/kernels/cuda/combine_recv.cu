@@ -1,5 +1,6 @@
 // Stage 5, combine_recv: waits until every peer's results can be read, pulls each token's rows by
 // 16-byte streaming loads, 8 to 16 in flight a lane, and sums them at home.
+#include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/combine_terms.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
@@ -53,29 +54,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   const RankContext& context = args.context;
   touch_arguments(args, context);
   wait_for_earlier_kernels();
-  RankState& state = *context.state;
-  std::uint32_t& received = state.received[kChannel][args.generation];
-  const StageBegin begin = begin_stage(context, received);
+  const StageBegin begin = begin_stage(context, context.state->received[kChannel][args.generation]);
   if (begin.failed) return;
   if (args.overlaps) let_next_kernel_begin();
-  const StageInfo info{Stage::combine_recv, layout::Channel::combine, args.generation, begin.epoch};
   if (args.send && blockIdx.x == 0 && warp_index() == 0) {
-    signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
-      return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
-    });
+    signal_results(context, args.plan, args.generation, begin.epoch);
   }
   // Asked for before the wait: it comes from far.
   const std::uint32_t first =
       blockIdx.x * (kThreads / kWarpLanes) + static_cast<std::uint32_t>(warp_index());
   const Source source = load_source<kArithmetic>(args, first / parts, lane_index());
-  const bool complete = wait_for_peers(
-      context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
+  const bool complete = wait_for_results(args, begin.epoch);
   if (!complete) return;
   sum_tokens<Element, kArithmetic, kThreads, kAddend>(args, terms, parts, source);
-  if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::combine_received, gridDim.x)) {
-    received = begin.epoch;
-    if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
-  }
+  finish_combine_recv(args, begin.epoch);
 }
 
 template <typename Element, Arithmetic kArithmetic, int kThreads, bool kAddend>

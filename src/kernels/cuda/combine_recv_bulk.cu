@@ -5,6 +5,7 @@
 // A warp works alone: it takes an equal share of all pieces of all tokens, in order, and has a ring of
 // slots, each a piece of one row. It issues the loads of the coming pieces, each into as many slots as the
 // token has terms, until the ring is full; then it sums the oldest piece and refills.
+#include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/combine_terms.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
@@ -208,16 +209,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto warp = static_cast<std::uint32_t>(warp_index());
   touch_arguments(args, context);
   wait_for_earlier_kernels();
-  RankState& state = *context.state;
-  std::uint32_t& received = state.received[kChannel][args.generation];
-  const StageBegin begin = begin_stage(context, received);
+  const StageBegin begin = begin_stage(context, context.state->received[kChannel][args.generation]);
   if (begin.failed) return;
   if (args.overlaps) let_next_kernel_begin();
-  const StageInfo info{Stage::combine_recv, layout::Channel::combine, args.generation, begin.epoch};
   if (args.send && blockIdx.x == 0 && warp == 0) {
-    signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
-      return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
-    });
+    signal_results(context, args.plan, args.generation, begin.epoch);
   }
   Share share;
   share.vectors = static_cast<std::uint32_t>(context.layout.result_pitch / sizeof(uint4));
@@ -242,16 +238,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_fence();
   }
   loads.find_terms();
-  const bool complete = wait_for_peers(
-      context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
+  const bool complete = wait_for_results(args, begin.epoch);
   if (!complete) return;
   fence_acquired_to_bulk();
   loads.issue();
   sum_share<Element>(args, share, loads, lane);
-  if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::combine_received, gridDim.x)) {
-    received = begin.epoch;
-    if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
-  }
+  finish_combine_recv(args, begin.epoch);
 #endif
 }
 

@@ -1,6 +1,7 @@
 // Stage 5, combine_recv where rows go home in another format than they have, and for rows of f64: waits,
 // pulls, converts and sums as combine_recv.cu.
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/home_terms.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/signals.cuh"
@@ -40,7 +41,7 @@ __device__ int list_home_terms(const CombineRecvArgs& args, std::uint32_t token,
                                                               : layout.result(args.generation, at));
     term.scales = window_at<std::byte>(context, dest, layout.home_scale(args.generation, at));
   }
-  put_home_term(terms, present, order, term);
+  put_term(terms, present, order, term);
   return __popc(lanes);
 }
 
@@ -102,24 +103,15 @@ __global__ void __launch_bounds__(kThreads)
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
   const CombineRecvArgs& args = table.rank[blockIdx.y];
   const RankContext& context = args.context;
-  RankState& state = *context.state;
-  std::uint32_t& received = state.received[kChannel][args.generation];
-  const StageBegin begin = begin_stage(context, received);
+  const StageBegin begin = begin_stage(context, context.state->received[kChannel][args.generation]);
   if (begin.failed) return;
   if (args.send && blockIdx.x == 0 && warp_index() == 0) {
-    signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
-      return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
-    });
+    signal_results(context, args.plan, args.generation, begin.epoch);
   }
-  const bool complete = wait_for_peers(
-      context, {Stage::combine_recv, layout::Channel::combine, args.generation, begin.epoch},
-      [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
+  const bool complete = wait_for_results(args, begin.epoch);
   if (!complete) return;
   sum_at_home<C>(args, format, parts);
-  if (threadIdx.x == 0 && is_last_to_leave(state, Arrival::combine_received, gridDim.x)) {
-    received = begin.epoch;
-    if (args.send) state.sent[kChannel][args.generation] = begin.epoch;
-  }
+  finish_combine_recv(args, begin.epoch);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Stage 5, combine_send: tells home that the results can be pulled. With by_rank, what this rank
 // has of each token is first summed into one partial row: weights travelled with the rows.
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/row_sum.cuh"
@@ -35,7 +36,7 @@ __device__ void sum_partials(const CombineSendArgs& args) {
                       context, context.rank,
                       layout.result(args.generation, static_cast<std::uint64_t>(entry.position)))
                 : nullptr;
-    put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), {row, entry.weight, 0});
+    put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), Term{row, entry.weight, 0});
     auto* out =
         window_at<std::byte>(context, context.rank, layout.partial(args.generation, token_row));
     const SumTarget target{out, true,    static_cast<std::uint32_t>(layout.result_bytes),
@@ -58,10 +59,7 @@ __global__ void __launch_bounds__(kThreads)
   if (args.overlaps) let_next_kernel_begin();
   if (args.partials) sum_partials<Element>(args);
   if (!is_last_block(*context.state, Arrival::combine_sent, gridDim.x)) return;
-  if (warp_index() == 0)
-    signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
-      return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
-    });
+  if (warp_index() == 0) signal_results(context, args.plan, args.generation, begin.epoch);
   if (threadIdx.x == 0) sent = begin.epoch;
 }
 

@@ -2,6 +2,7 @@
 // rows of f64. What is converted is the sum as it is, not rounded to its dtype first. Without partials it
 // only tells home, as combine_send.cu (convert_rows.cu has placed the results).
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/home_terms.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/signals.cuh"
@@ -56,8 +57,8 @@ __device__ void send_partials(const CombineSendArgs& args, const WireFormat& for
                       context,
                       layout.result(args.generation, static_cast<std::uint64_t>(entry.position)))
                 : nullptr;
-    put_home_term(terms[warp], present, __popc(lanes & lanes_before(lane)),
-                  {row, nullptr, entry.weight, false});
+    put_term(terms[warp], present, __popc(lanes & lanes_before(lane)),
+             HomeTerm{row, nullptr, entry.weight, false});
     const PartialSource<C> source{terms[warp], __popc(lanes), args.dtype,
                                   static_cast<std::uint32_t>(layout.result_bytes)};
     encode_row<C>(format, source,
@@ -82,9 +83,7 @@ __global__ void __launch_bounds__(kThreads)
   if (args.partials) send_partials<C>(args, format);
   if (!is_last_block(*context.state, Arrival::combine_sent, gridDim.x)) return;
   if (warp_index() == 0) {
-    signal_peers(context, layout::Channel::combine, args.generation, begin.epoch, [&](int peer) {
-      return static_cast<std::uint32_t>(args.plan.token_rows_from[peer]);
-    });
+    signal_results(context, args.plan, args.generation, begin.epoch);
   }
   if (threadIdx.x == 0) sent = begin.epoch;
 }

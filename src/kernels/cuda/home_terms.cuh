@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/row_sum.cuh"
 
 namespace wherry::kernels::cuda {
 
@@ -15,13 +16,6 @@ struct HomeTerm {
   bool last_of_rank;  // Sum::ranked: the last term of its rank
 };
 using HomeTerms = HomeTerm[kMaxTopk];
-
-__device__ inline void put_home_term(HomeTerms& terms, bool present, int order,
-                                     const HomeTerm& term) {
-  __syncwarp();  // the list's last readers are done
-  if (present) terms[order] = term;
-  __syncwarp();
-}
 
 template <typename C>
 __device__ void add_weighted(typename C::Values& sum, float weight,

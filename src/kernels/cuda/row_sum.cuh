@@ -26,7 +26,8 @@ struct Term {
 using WarpTerms = Term[kMaxTopk];
 
 // Puts this lane's term in place `order` of its warp's list.
-__device__ inline void put_term(WarpTerms& terms, bool present, int order, const Term& term) {
+template <typename Each>
+__device__ void put_term(Each (&terms)[kMaxTopk], bool present, int order, const Each& term) {
   __syncwarp();  // the list's last readers are done
   if (present) terms[order] = term;
   __syncwarp();

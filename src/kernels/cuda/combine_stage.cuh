@@ -1,0 +1,33 @@
+// How the kernels of combine_send and combine_recv tell the homes and end.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/signals.cuh"
+
+namespace wherry::kernels::cuda {
+
+// One warp: the results of each peer's token rows can be read.
+__device__ inline void signal_results(const RankContext& context, const PlanArrays& plan,
+                                      std::uint32_t generation, std::uint32_t epoch) {
+  signal_peers(context, layout::Channel::combine, generation, epoch,
+               [&](int peer) { return static_cast<std::uint32_t>(plan.token_rows_from[peer]); });
+}
+
+// All threads of every block: until the results of every peer can be read. False if one did not come.
+__device__ inline bool wait_for_results(const CombineRecvArgs& args, std::uint32_t epoch) {
+  return wait_for_peers(args.context,
+                        {Stage::combine_recv, layout::Channel::combine, args.generation, epoch},
+                        [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
+}
+
+// All threads of every block, when their sums are stored.
+__device__ inline void finish_combine_recv(const CombineRecvArgs& args, std::uint32_t epoch) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
+  RankState& state = *args.context.state;
+  if (threadIdx.x != 0 || !is_last_to_leave(state, Arrival::combine_received, gridDim.x)) return;
+  state.received[kChannel][args.generation] = epoch;
+  if (args.send) state.sent[kChannel][args.generation] = epoch;
+}
+
+}  // namespace wherry::kernels::cuda
