@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "kernels/layout.hpp"
+#include "kernels/numerics.hpp"
 
 namespace wherry {
 
@@ -27,6 +27,30 @@ struct Divisor {
   float quotient = x * d.reciprocal;
   quotient = fmaf(fmaf(d.divisor, quotient, -x), -d.reciprocal, quotient);
   return fmaf(fmaf(d.divisor, quotient, -x), -d.reciprocal, quotient);
+}
+
+// For bf16 as e4m3_block128, in two operations. The code of x * high + x * low is that of x / divisor: of
+// eight bits each, x and the block's amax make quotients that are a tie of e4m3 or 2^-13 away from one, and
+// ties come out on the same side. There are few enough of both to try them all, and the test does.
+struct SplitReciprocal {
+  float high;  // below 1 / divisor
+  float low;   // so it is positive, and a zero keeps its sign
+};
+// `near`: 1 / divisor within one unit in the last place.
+[[nodiscard]] WHERRY_HD inline SplitReciprocal split_reciprocal(float divisor,
+                                                                float near) noexcept {
+  const float high = bits_float(float_bits(near) - 2);
+  return {high, high * fmaf(-divisor, high, 1.0F)};
+}
+[[nodiscard]] WHERRY_HD inline float quotient_by(const SplitReciprocal& by, float x) noexcept {
+  return fmaf(x, by.high, x * by.low);
+}
+// amax / 448, for amax of bf16 from 2^-80.
+[[nodiscard]] WHERRY_HD inline float e4m3_scale(float amax) noexcept {
+  constexpr float kLargestCode = 448.0F;
+  constexpr float kReciprocal = 1.0F / kLargestCode;
+  const float near = amax * kReciprocal;
+  return fmaf(fmaf(-kLargestCode, near, amax), kReciprocal, near);
 }
 
 }  // namespace wherry

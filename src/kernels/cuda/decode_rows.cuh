@@ -79,30 +79,37 @@ __device__ inline void wait_for_piece(const Buffers& buffers, std::uint32_t pari
 #endif
 }
 
-// `from`: the item's first element, in shared or global memory.
+// `from`: the item's first element, in shared or global memory. Two steps at a time: what one waits for,
+// the other fills.
 __device__ inline void quantise_piece(const Item& item, const std::byte* from,
                                       const Buffers& buffers) {
+  constexpr int kTogether = 2;
   const auto lane_element = static_cast<std::uint32_t>(lane_index() * kLaneElements);
-  const auto load = [&](std::uint32_t element, uint4(&packed)[2]) {
-    packed[0] = packed[1] = uint4{};
-    if (element >= item.bytes) return;
-    const auto* at = reinterpret_cast<const uint4*>(from + element * 2);
-    packed[0] = at[0];
-    packed[1] = at[1];
-  };
-  uint4 next[2];
-  load(lane_element, next);
 #pragma unroll 1
-  for (std::uint32_t element = lane_element; element - lane_element < item.bytes;
-       element += kPieceElements) {
-    const uint4 packed[2] = {next[0], next[1]};
-    load(element + kPieceElements, next);
-    float scale;
-    const uint4 codes = quantise(packed, scale);
-    if (element < item.bytes) *reinterpret_cast<uint4*>(buffers.row + element) = codes;
-    if (lane_index() % kLanesPerBlock != 0) continue;
-    reinterpret_cast<float*>(buffers.scales)[element / kBlockElements] =
-        element < item.bytes ? scale : 0.0F;
+  for (std::uint32_t first = lane_element; first - lane_element < item.bytes;
+       first += kTogether * kPieceElements) {
+    LaneBlock blocks[kTogether];
+#pragma unroll
+    for (std::uint32_t b = 0; b < kTogether; ++b) {
+      const std::uint32_t element = first + b * kPieceElements;
+      uint4(&packed)[2] = blocks[b].packed;
+      packed[0] = packed[1] = uint4{};
+      if (element >= item.bytes) continue;
+      const auto* at = reinterpret_cast<const uint4*>(from + element * 2);
+      packed[0] = at[0];
+      packed[1] = at[1];
+    }
+    quantise(blocks);
+#pragma unroll
+    for (std::uint32_t b = 0; b < kTogether; ++b) {
+      const std::uint32_t element = first + b * kPieceElements;
+      const bool inside = element < item.bytes;
+      if (inside) *reinterpret_cast<uint4*>(buffers.row + element) = blocks[b].codes;
+      if (lane_index() % kLanesPerBlock == 0 && element - lane_element < item.bytes) {
+        reinterpret_cast<float*>(buffers.scales)[element / kBlockElements] =
+            inside ? blocks[b].scale : 0.0F;
+      }
+    }
   }
 }
 
@@ -112,12 +119,13 @@ __device__ void stage(const Outgoing& send, const Item& item, const Pieces& piec
                       const Buffers& buffers, std::uint32_t parity) {
   const std::byte* from = send.x + item.token * send.x_pitch +
                           item.first_step * (kQuantised ? kStepSourceBytes : kStepBytes);
-  if (pieces.loads_bulk) {
-    wait_for_piece(buffers, parity);
-    from = buffers.source;
-  }
+  if (pieces.loads_bulk) wait_for_piece(buffers, parity);
   if constexpr (kQuantised) {
-    quantise_piece(item, from, buffers);
+    if (pieces.loads_bulk) {
+      quantise_piece(item, buffers.source, buffers);
+    } else {
+      quantise_piece(item, from, buffers);
+    }
   } else if (!pieces.loads_bulk) {
     for (auto at = static_cast<std::uint32_t>(lane_index()) * 16; at < item.bytes;
          at += kStepBytes) {

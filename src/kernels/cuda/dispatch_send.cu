@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 // What a lane loads of a (token, piece) item; the next item's is loaded while this one is stored.
 struct PieceOfToken {
   Choice choice;
-  uint4 packed[2];
+  LaneBlock block;
 };
 __device__ PieceOfToken load_piece(const DispatchSendArgs& args, std::uint32_t item,
                                    std::uint32_t items, std::uint32_t pieces, std::uint32_t hidden,
@@ -189,7 +189,7 @@ __device__ PieceOfToken load_piece(const DispatchSendArgs& args, std::uint32_t i
   const std::uint32_t element =
       item % pieces * kPieceElements + static_cast<std::uint32_t>(lane * kLaneElements);
   if (element < hidden) {  // hidden is a multiple of 16
-    load_elements(args.send.x + token * args.send.x_pitch + element * 2, loaded.packed);
+    load_elements(args.send.x + token * args.send.x_pitch + element * 2, loaded.block.packed);
   }
   loaded.choice = load_choice(args.plan, args.context.topk, token, lane);
   return loaded;
@@ -211,8 +211,10 @@ __global__ void __launch_bounds__(kCopyThreads)
   PieceOfToken next = load_piece(args, item, items, pieces, hidden, lane);
   for (; item < items; item += stride) {
     const Choice choice = next.choice;
-    float scale;
-    const uint4 bytes = quantise(next.packed, scale);
+    LaneBlock made[1] = {next.block};
+    quantise(made);
+    const uint4 bytes = made[0].codes;
+    const float scale = made[0].scale;
     next = load_piece(args, item + stride, items, pieces, hidden, lane);
     const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
     const std::uint32_t piece = item % pieces;

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/choices.cuh"
+#include "kernels/exact_quotient.hpp"
 
 namespace wherry::kernels::cuda {
 
@@ -32,6 +33,12 @@ __device__ inline float largest_magnitude(const std::uint32_t (&pairs)[8]) {
   return fmaxf(__low2float(largest), __high2float(largest));
 }
 
+__device__ inline float near_reciprocal(float x) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+  return reciprocal;
+}
+
 // Infinity as the largest finite value, whose code is the same; NaN stays.
 __device__ inline std::uint32_t without_infinity(std::uint32_t pair) {
   const __nv_bfloat162 most = __float2bfloat162_rn(0x1.FEp127F);
@@ -40,50 +47,75 @@ __device__ inline std::uint32_t without_infinity(std::uint32_t pair) {
   return *reinterpret_cast<const std::uint32_t*>(&finite);
 }
 
-// All lanes of a warp; lanes beyond the row pass zeros.
-//
-// The exact quotient takes four times the instructions of the product with the reciprocal and one
-// correction, and for bf16 both give the same code: tried for all x and amax at both ends of fp32 and
-// for all mantissas and distances of exponents between. Not with the product alone. The correction is
-// written so that -0 stays -0. Small code matters as well: most of it runs once, from a cold cache.
-__device__ inline uint4 quantise(const uint4 (&packed)[2], float& scale) {
+// A lane's 16 elements of a block, their codes, and the block's scale.
+struct LaneBlock {
+  uint4 packed[2];
+  uint4 codes;
+  float scale;
+};
+
+// All lanes of a warp; lanes beyond the row pass zeros. Several blocks of 512 elements are in flight
+// together. Small code matters as well: most of it runs once, from a cold cache.
+template <int kBlocks>
+__device__ void quantise(LaneBlock (&blocks)[kBlocks]) {
   constexpr float kLargestCode = 448.0F;
   constexpr float kSmall = 0x1p-80F;  // below, a correction would underflow
   constexpr float kRaise = 0x1p100F;
-  std::uint32_t pairs[8] = {packed[0].x, packed[0].y, packed[0].z, packed[0].w,
-                            packed[1].x, packed[1].y, packed[1].z, packed[1].w};
-  float largest = largest_magnitude(pairs);
+  std::uint32_t pairs[kBlocks][8];
+  float largest[kBlocks];
+  float divisor[kBlocks];
+  bool rare = false;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const uint4(&packed)[2] = blocks[b].packed;
+    for (int i = 0; i < 2; ++i) {
+      pairs[b][4 * i] = packed[i].x;
+      pairs[b][4 * i + 1] = packed[i].y;
+      pairs[b][4 * i + 2] = packed[i].z;
+      pairs[b][4 * i + 3] = packed[i].w;
+    }
+    largest[b] = largest_magnitude(pairs[b]);
+  }
 #pragma unroll
   for (int distance = kLanesPerBlock / 2; distance > 0; distance /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
-  }
-  scale = largest == 0.0F ? 1.0F : __fdiv_rn(fminf(largest, FLT_MAX), kLargestCode);
-  float divisor = scale;
-  // Rare, and seldom fetched: rows with infinity, or so small that they are raised first (exactly).
-  const bool small = largest < kSmall && largest != 0.0F;
-  if (__any_sync(kAllLanes, small || largest > FLT_MAX)) {
-    const float raise = small ? kRaise : 1.0F;
-    divisor = __fmul_rn(scale, raise);
 #pragma unroll
-    for (std::uint32_t& pair : pairs) {
-      const std::uint32_t finite = without_infinity(pair);
-      pair = __float_as_uint(__fmul_rn(bf16_low(finite), raise)) >> 16 |
-             (__float_as_uint(__fmul_rn(bf16_high(finite), raise)) & 0xFFFF0000U);
+    for (float& each : largest) {
+      each = fmaxf(each, __shfl_xor_sync(kAllLanes, each, distance));
     }
   }
-  const float reciprocal = __fdiv_rn(1.0F, divisor);
-  const auto divide = [&](float x) {
-    const float near = __fmul_rn(x, reciprocal);
-    return __fmaf_rn(__fmaf_rn(divisor, near, -x), -reciprocal, near);
-  };
-  std::uint32_t codes[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float2 two = {divide(bf16_low(pairs[i])), divide(bf16_high(pairs[i]))};
-    codes[i] = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+  for (int b = 0; b < kBlocks; ++b) {
+    divisor[b] = blocks[b].scale = largest[b] == 0.0F ? 1.0F : e4m3_scale(largest[b]);
+    rare = rare || largest[b] > FLT_MAX || (largest[b] < kSmall && largest[b] != 0.0F);
   }
-  return {codes[0] | (codes[1] << 16), codes[2] | (codes[3] << 16), codes[4] | (codes[5] << 16),
-          codes[6] | (codes[7] << 16)};
+  // Rare, and seldom fetched: rows with infinity, or so small that they are raised first (exactly).
+  if (__any_sync(kAllLanes, rare)) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if (largest[b] == 0.0F) continue;
+      const float raise = largest[b] < kSmall ? kRaise : 1.0F;
+      blocks[b].scale = __fdiv_rn(fminf(largest[b], FLT_MAX), kLargestCode);
+      divisor[b] = __fmul_rn(blocks[b].scale, raise);
+      for (std::uint32_t& pair : pairs[b]) {
+        const std::uint32_t finite = without_infinity(pair);
+        pair = __float_as_uint(__fmul_rn(bf16_low(finite), raise)) >> 16 |
+               (__float_as_uint(__fmul_rn(bf16_high(finite), raise)) & 0xFFFF0000U);
+      }
+    }
+  }
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const SplitReciprocal by = split_reciprocal(divisor[b], near_reciprocal(divisor[b]));
+    std::uint32_t codes[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 two = {quotient_by(by, bf16_low(pairs[b][i])),
+                          quotient_by(by, bf16_high(pairs[b][i]))};
+      codes[i] = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+    }
+    blocks[b].codes = {codes[0] | (codes[1] << 16), codes[2] | (codes[3] << 16),
+                       codes[4] | (codes[5] << 16), codes[6] | (codes[7] << 16)};
+  }
 }
 
 // The 16 elements of a lane; `x` is this lane's first.
