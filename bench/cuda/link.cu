@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t stage = index % kStages;
     kernel::barrier_wait(full + 8 * stage, index / kStages & 1U);
     kernel::bulk_store(to + std::size_t{first + index * stride} * kPieceBytes,
-                       mine + stage * kPieceBytes, kPieceBytes);
+                       mine + stage * kPieceBytes, kPieceBytes, false);
     kernel::bulk_commit();
     kernel::bulk_wait_read<kStoresInFlight>();
     const std::uint32_t coming = index + kStages - kStoresInFlight;

@@ -89,6 +89,12 @@ kernel::Outgoing CudaExchange::outgoing(const Generation& g, const ConstTensorVi
   send.unweighted = config().weights == Weights::caller;
   send.receive = receive;
   send.overlaps = overlaps_;
+  // About as many come as are sent, and what experts make of them needs room too.
+  const auto row_bytes =
+      static_cast<std::uint64_t>(mode_.dispatch_wire.payload_bytes) + send.scale_pitch;
+  send.rows_stay = 2 * row_bytes * static_cast<std::uint64_t>(g.plan.tokens) *
+                       static_cast<std::uint64_t>(config().topk) <=
+                   cache_bytes_;
   return send;
 }
 
@@ -275,33 +281,25 @@ Received CudaExchange::dispatch(DevicePlan& device_plan, const ConstTensorView& 
   return end_dispatch(g);
 }
 
-namespace {
-
-kernel::PlanDispatchJob fused_job(const ExchangeConfig& config, const kernels::Mode& mode,
-                                  const kernel::PlacementArrays& placement, int ranks, int num_sms,
-                                  std::int64_t tokens) {
+kernel::PlanDispatchShape CudaExchange::plan_dispatch_shape(std::int64_t tokens) const noexcept {
   kernel::PlanDispatchJob job;
   job.tokens = static_cast<int>(tokens);
-  job.num_sms = num_sms;
-  job.topk = config.topk;
-  job.ranks = ranks;
-  job.experts = placement.experts;
-  job.slots = placement.slots;
-  job.row_bytes = static_cast<std::uint64_t>(mode.dispatch_wire.payload_bytes);
-  job.scale_pitch = static_cast<std::uint64_t>(mode.dispatch_wire.scale_pitch());
-  return job;
+  job.num_sms = num_sms_;
+  job.topk = config().topk;
+  job.ranks = size();
+  job.experts = placement_arrays_.experts;
+  job.slots = placement_arrays_.slots;
+  job.row_bytes = static_cast<std::uint64_t>(mode_.dispatch_wire.payload_bytes);
+  job.scale_pitch = static_cast<std::uint64_t>(mode_.dispatch_wire.scale_pitch());
+  job.bulk = bulk_;
+  job.shared_bytes = shared_bytes_;
+  return kernel::choose_plan_dispatch_shape(job);
 }
-
-}  // namespace
 
 bool CudaExchange::fuses(const ConstTensorView& x) const noexcept {
   if (!on_units(x.data, static_cast<std::uint64_t>(x.pitch()))) return false;
   if (mode_.converts_rows() && (!converts_fast() || x.dtype != config().dtype)) return false;
-  kernel::PlanDispatchJob job =
-      fused_job(config(), mode_, placement_arrays_, size(), num_sms_, config().max_tokens);
-  job.bulk = bulk_;
-  job.shared_bytes = shared_bytes_;
-  return kernel::choose_plan_dispatch_shape(job).chunk_tokens != 0;
+  return plan_dispatch_shape(config().max_tokens).chunk_tokens != 0;
 }
 
 Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_plan,
@@ -330,11 +328,7 @@ Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_
         for (int rank = 0; rank < ranks; ++rank) {
           tokens = std::max<std::int64_t>(tokens, table.rank[rank].count.plan.tokens);
         }
-        kernel::PlanDispatchJob job =
-            fused_job(config(), mode_, placement_arrays_, size(), num_sms_, tokens);
-        job.bulk = bulk_;
-        job.shared_bytes = shared_bytes_;
-        const kernel::PlanDispatchShape shape = kernel::choose_plan_dispatch_shape(job);
+        const kernel::PlanDispatchShape shape = plan_dispatch_shape(tokens);
         for (int rank = 0; rank < ranks; ++rank) {
           table.rank[rank].count.chunk_tokens = shape.chunk_tokens;
         }

@@ -100,6 +100,10 @@ CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<
               {Stage::startup, group.rank(), -1}, "cudaDeviceGetAttribute");
   cuda::check(kernel::shared_bytes_of_block(shared_bytes_), {Stage::startup, group.rank(), -1},
               "cudaDeviceGetAttribute");
+  int cache_bytes = 0;
+  cuda::check(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, device.ordinal),
+              {Stage::startup, group.rank(), -1}, "cudaDeviceGetAttribute");
+  cache_bytes_ = static_cast<std::uint64_t>(cache_bytes / sharing);
   num_sms_ =
       config.num_sms != 0 ? config.num_sms : std::max(1, std::min(kDefaultSms, sms / sharing));
   std::string problem = unsupported(config, first);

@@ -14,7 +14,7 @@
 #include "exchange/device.hpp"
 #include "exchange/window.hpp"
 #include "fabric/cuda_peer/fabric.hpp"
-#include "kernels/cuda/args.hpp"
+#include "kernels/cuda/launch.hpp"
 #include "kernels/stages.hpp"
 
 namespace wherry::cuda {
@@ -176,6 +176,8 @@ class CudaExchange final : public DeviceExchange {
   Received end_dispatch(Generation& g);
   void fill_out(const Generation& g, Received& r);
   [[nodiscard]] bool fuses(const ConstTensorView& x) const noexcept;
+  [[nodiscard]] kernels::cuda::PlanDispatchShape plan_dispatch_shape(
+      std::int64_t tokens) const noexcept;
   Generation& begin_combine(DevicePlan& plan, const ConstTensorView& y, const TensorView& out,
                             const CombineOptions& options);
   void place_results(const Generation& g, const ConstTensorView& y);
@@ -196,7 +198,8 @@ class CudaExchange final : public DeviceExchange {
   bool overlaps_ = false;   // a launch may begin before the one before it has ended
   int num_sms_ = 0;
   int shared_bytes_ = 0;
-  double everywhere_ = 1;  // ranks that a token goes to, on average
+  std::uint64_t cache_bytes_ = 0;  // this rank's part of the second-level cache
+  double everywhere_ = 1;          // ranks that a token goes to, on average
   std::shared_ptr<MappedWindows> windows_;
   std::vector<int> together_;  // ranks that launch together
   std::shared_ptr<Launches> launches_;

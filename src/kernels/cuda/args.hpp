@@ -162,6 +162,7 @@ struct Outgoing {
   bool converted;   // x has the format in which it travels (dispatch_send_converted.cu)
   bool receive;     // also do what dispatch_recv does for rows that need no filling: wait for all
   bool overlaps;    // with the kernels before and after it: no other rank uses the GPU
+  bool rows_stay;   // in the second-level cache, which has room for them
 };
 
 struct DispatchSendArgs {

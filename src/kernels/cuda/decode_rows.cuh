@@ -232,9 +232,10 @@ __device__ void send_bulk(const Outgoing& send, const Item& item, const Pieces& 
                           const Buffers& buffers, const Target& to) {
 #ifdef WHERRY_HAS_BULK_COPY
   if (!to.sends) return;
-  bulk_store_kept(to.row, shared_address(buffers.row), item.bytes);
+  bulk_store(to.row, shared_address(buffers.row), item.bytes, send.rows_stay);
   if constexpr (kQuantised) {
-    bulk_store_kept(to.scales, shared_address(buffers.scales), scale_bytes_of(send, item, pieces));
+    bulk_store(to.scales, shared_address(buffers.scales), scale_bytes_of(send, item, pieces),
+               send.rows_stay);
   }
   bulk_commit();
 #endif

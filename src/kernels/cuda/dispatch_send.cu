@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kBulkThreads)
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source);
       if (!elected) return;
       bulk_store(reinterpret_cast<std::byte*>(to) + piece * piece_bytes,
-                 my_staging + stage * piece_bytes, bytes_of(piece));
+                 my_staging + stage * piece_bytes, bytes_of(piece), args.send.rows_stay);
     });
     if (elected) {
       bulk_commit();
@@ -229,7 +229,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     for_each_lane(destinations.lanes, [&](int source) {
       auto* to = reinterpret_cast<std::byte*>(
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
-      if (inside) *reinterpret_cast<uint4*>(to + element) = bytes;
+      if (inside && args.send.rows_stay) *reinterpret_cast<uint4*>(to + element) = bytes;
+      if (inside && !args.send.rows_stay) __stcs(reinterpret_cast<uint4*>(to + element), bytes);
       auto* scales = reinterpret_cast<float*>(
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(my_scales), source));
       if (writes_scale) scales[element / kBlockElements] = scale;
