@@ -48,14 +48,13 @@ for file in "${folder}"/*.entry; do
   if grep -q "${signals}" "${file}"; then
     # The last block: arrival, fence, signal, in this order.
     arrival=$(first "${file}" 'atom\.acq_rel\.gpu\.global\.inc')
-    fence=$(first "${file}" 'fence\.acq_rel\.sys')
     signal=$(first "${file}" "${signals}")
+    fence=$(last <(head -"${signal}" "${file}") 'fence\.acq_rel\.sys')
     case ${file} in
       */combine_recv.* | */combine_recv_bulk.* | */combine_recv_converted.* | */tell.*) ;;  # one block, or what earlier kernels have written
       *) [ -n "${arrival}" ] || fail "$(basename "${file}"): signals without an arrival counter (atom.acq_rel.gpu)" ;;
     esac
-    [ -n "${fence}" ] || fail "$(basename "${file}"): signals without fence.acq_rel.sys"
-    [ "${fence:-999999}" -lt "${signal}" ] || fail "$(basename "${file}"): the fence comes after the signal"
+    [ -n "${fence}" ] || fail "$(basename "${file}"): signals without fence.acq_rel.sys before it"
     case ${file} in
       */combine_recv.* | */combine_recv_bulk.* | */combine_recv_converted.* | */tell.*) ;;  # its signal says that earlier kernels have finished
       *) [ "${arrival:-999999}" -lt "${fence:-0}" ] || fail "$(basename "${file}"): fences before all blocks arrived" ;;
@@ -87,6 +86,22 @@ for file in "${folder}"/{dispatch_send,dispatch_send_converted,combine_recv,comb
 done
 for file in "${folder}"/{dispatch_send,dispatch_send_converted,combine_send,combine_send_converted,plan_dispatch,tell}.*.entry; do
   has "${file}" "${signals}" "signal (st.relaxed.sys after a fence)"
+done
+# A part of a signal is red.relaxed.sys.add of one word; every block fences before it adds its own.
+parts='red\.relaxed\.sys\.global\.add\.u64'
+for file in "${folder}"/*.entry; do
+  grep -qE '(red|atom)\.[a-z.]*global\.add\.u64' "${file}" || continue
+  has "${file}" "${parts}" "part of a signal of the system's scope"
+  # Nothing but addresses and counts between the fence and the addition: no label, so no other way in.
+  awk -v parts="${parts}" '/fence\.acq_rel\.sys/ { fenced = 1 } /^\$L/ { fenced = 0 }
+    $0 ~ parts { if (!fenced) bad = 1 } END { exit bad }' "${file}" ||
+    fail "$(basename "${file}"): adds to a signal without a fence before it"
+  written=$(last "${file}" 'cp\.async\.bulk\.wait_group[[:space:]]+0')
+  [ "${written:-0}" -lt "$(first "${file}" "${parts}")" ] ||
+    fail "$(basename "${file}"): adds to a signal before its bulk stores are written"
+done
+for file in "${folder}"/plan_dispatch.*.entry; do
+  has "${file}" "${parts}" "part of a signal (red.relaxed.sys.add after a fence)"
 done
 for file in "${folder}"/{count,plan_dispatch}.*.entry; do
   grep -qE '(ld|st)\.relaxed\.sys\.global\.v2\.u64' "${file}" ||

@@ -64,6 +64,21 @@ static_assert(sizeof(SignalWord) <= kSignalStride);
   return static_cast<std::uint32_t>(word);
 }
 
+// A signal that is added by parts, one of each of the sender's blocks, in any order: the word holds the signal
+// when the last has been added, and its epoch is the one before until then. Counts are below 2^24, so that every
+// part is larger than a count. `before`: the word, with none or any of the parts but block 0's; only block 0
+// needs it, and `signal`, of the next epoch.
+inline constexpr std::uint32_t kMaxSignalParts = 255;
+[[nodiscard]] WHERRY_HD constexpr std::uint64_t signal_part(std::uint64_t before,
+                                                            std::uint64_t signal,
+                                                            std::uint32_t block,
+                                                            std::uint32_t blocks) noexcept {
+  const std::uint32_t part = 0xFFFFFFFFU / blocks;
+  if (block != 0) return part;
+  const std::uint64_t old = pack_signal(signal_epoch(before), signal_count(before) % part);
+  return signal - old - std::uint64_t{part} * (blocks - 1);
+}
+
 // In the count of a dispatch or combine: a scalar for each row has come along. Rows are numbered in 31
 // bits, so the bit is free.
 inline constexpr std::uint32_t kWithScalars = 0x80000000U;

@@ -321,6 +321,9 @@ Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_
   Generation& g = begin_dispatch(plan, options);
   g.plan = args.count.plan;
   args.send = outgoing(g, x, !expects_recv());
+  // Not every link has atomic additions.
+  args.adds_signals = args.send.receive && one_gpu_ &&
+                      static_cast<std::uint32_t>(num_sms_) <= layout::kMaxSignalParts;
   launches_->launch(
       local_, args, stream_, at(Stage::plan),
       [this](auto& table, int ranks, cudaStream_t stream) {

@@ -176,6 +176,9 @@ struct DispatchSendArgs {
 struct PlanDispatchArgs {
   CountArgs count;
   Outgoing send;
+  // With Outgoing::receive, and windows that take atomic additions: every block adds its part to the signals,
+  // so none is looked for that comes last.
+  bool adds_signals;
 };
 
 struct DispatchRecvArgs {

@@ -24,6 +24,7 @@ constexpr int kThreads = kCountThreads;
 constexpr int kWarps = kCountWarps;
 // A block with few tokens leaves warps free for the counts: 9.8 -> 9.2 us with one token.
 constexpr int kFreeWarps = 6;
+constexpr int kFirstFreeWarp = kWarps - kFreeWarps;
 
 // Shared memory: counts and marks, addresses of the windows, slots of the block's choices, and for each
 // warp a piece as it travels, its scales, and what it is made from.
@@ -66,22 +67,48 @@ __device__ void write_plan(const CountArgs& args, const Known& known, const Chun
   }
 }
 
-// One step: what the last block of a rank advances, and tells.
+// One step: what a rank tells, and advances.
 struct Step {
   std::uint32_t plans;
   std::uint32_t epoch;  // of the dispatch
 };
+constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
+
+// Warp 0 of the last block.
 __device__ void signal(const PlanDispatchArgs& args, const Known& known, const Step& step) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  const RankContext& context = args.count.context;
-  signal_peers(context, known.windows, layout::Channel::dispatch, args.send.generation, step.epoch,
+  signal_peers(args.count.context, known.windows, layout::Channel::dispatch, args.send.generation,
+               step.epoch,
                [&](int peer) { return static_cast<std::uint32_t>(known.shared.to[peer]); });
-  if (threadIdx.x != 0) return;
-  context.state->plans = step.plans + 1;
-  context.state->sent[kChannel][args.send.generation] = step.epoch;
 }
+__device__ inline std::uint64_t* signal_word(const PlanDispatchArgs& args, std::byte* window) {
+  const RankContext& context = args.count.context;
+  return reinterpret_cast<std::uint64_t*>(
+      window + context.layout.signal(layout::Channel::dispatch, args.send.generation,
+                                     static_cast<std::uint64_t>(context.rank)));
+}
+// Warp 0 of every block: its part of each signal. `before`: this lane's, loaded by the first block.
+__device__ void add_to_signals(const PlanDispatchArgs& args, const Known& known, const Step& step,
+                               std::uint64_t before, int blocks) {
+  const RankContext& context = args.count.context;
+  for (int peer = lane_index(); peer < context.ranks; peer += kWarpLanes) {
+    auto* word = signal_word(args, known.windows[peer]);
+    if (blockIdx.x == 0 && peer >= kWarpLanes) before = load_relaxed_system(word);
+    const auto count = static_cast<std::uint32_t>(known.shared.to[peer]);
+    fence_system();
+    add_to_signal_after_fence(
+        word, layout::signal_part(before, layout::pack_signal(step.epoch, count), blockIdx.x,
+                                  static_cast<std::uint32_t>(blocks)));
+  }
+}
+// One thread of each block, when the block has looked at the state: the last of them advances it.
+__device__ void advance(const PlanDispatchArgs& args, const Step& step, int blocks) {
+  RankState& state = *args.count.context.state;
+  if (!is_last_to_leave(state, Arrival::planned, static_cast<std::uint32_t>(blocks))) return;
+  state.plans = step.plans + 1;
+  state.sent[kChannel][args.send.generation] = step.epoch;
+}
+// One block, all threads.
 __device__ void wait(const PlanDispatchArgs& args, const CountShared& shared, const Step& step) {
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
   const RankContext& context = args.count.context;
   const StageInfo info{Stage::dispatch_recv, layout::Channel::dispatch, args.send.generation,
                        step.epoch};
@@ -124,6 +151,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ std::uint64_t loaded[kWarps];
   __shared__ unsigned long long bad;
   __shared__ unsigned flags;
+  __shared__ std::uint32_t epoch_before;
   const PlanDispatchArgs& args = table.rank[blockIdx.y];
   const CountArgs& count = args.count;
   const RankContext& context = count.context;
@@ -139,8 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       count, tokens * static_cast<std::uint32_t>(context.topk), threadIdx.x, kThreads);
   const PlacementPart placement = load_placement_part(count, thread);
   std::byte* const window = thread < context.ranks ? context.windows[thread] : nullptr;
-  constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
-  const std::uint32_t sent = context.state->sent[kChannel][args.send.generation];
+  const std::uint32_t sent = thread == 0 ? context.state->sent[kChannel][args.send.generation] : 0;
 
   const int lane = lane_index();
   const auto warp = static_cast<std::uint32_t>(warp_index());
@@ -174,16 +201,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(shared_address(buffers.loaded), 1);
     barrier_init_fence();
   }
+  __syncwarp();
 #endif
   std::uint32_t item_at = warp;
   Item item = item_of(chunk, pieces, row_bytes, item_at);
   const bool loads_item = pieces.loads_bulk && item_at < items;
-  if (!kBulk && loads_item) load_piece<kQuantised>(args.send, item, buffers);
+  if (loads_item) load_piece<kQuantised>(args.send, item, buffers);
 #pragma unroll 1
   for (int i = thread; i < marks.count * marks.entries; i += kThreads) marks.words[i] = 0;
   if (thread == 0) {
     bad = kNoBadChoice;
     flags = 0;
+    epoch_before = sent;
   }
   store_placement(count, shared, placement);
 #pragma unroll 1
@@ -192,21 +221,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   const StageBegin begin = begin_stage(context, look);
   if (begin.failed) {
-    if (!kBulk && loads_item) wait_for_piece(buffers, 0);
+    if (loads_item) wait_for_piece(buffers, 0);
     return;
   }
   const std::uint32_t plans = begin.epoch - 1;
+  const Step step{plans, epoch_before + 1};
   const StageInfo info{Stage::plan, layout::Channel::counts, plans % layout::kCountGenerations,
                        plans / layout::kCountGenerations + 1};
   const Known known{shared, marks, slots, windows, chunk.begin};
   mark_choices(count, shared, marks, first_ids, threadIdx.x, kThreads, chunk.begin, chunk.end,
                slots, &bad);
   __syncthreads();
-  // Not before: many rows would stand in front of the ids and the placement of other blocks.
-  if (kBulk && loads_item) load_piece<kQuantised>(args.send, item, buffers);
+  std::uint64_t before = 0;
+  const bool adds = args.adds_signals && blocks > 1;
+  if (adds && blockIdx.x == 0 && thread < context.ranks && warp == 0) {
+    before = load_relaxed_system(signal_word(args, windows[thread]));
+  }
   // The last warps first: with few tokens they have nothing else to do.
   const int counter = kWarps - 1 - warp_index();
   send_counts(count, known, info, counter, blocks, bad);
+  if (thread == kFirstFreeWarp * kWarpLanes) advance(args, step, blocks);
 
   bool counted = false;
   Placed placed = Placed::good;
@@ -214,13 +248,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (;;) {
     const bool has_item = item_at < items;
-    if (has_item) stage<kQuantised, kBulk>(args.send, item, pieces, buffers, parity);
+    // Code and arguments that are not cached come late while the rows of all blocks are loaded. So with many
+    // tokens nothing new is begun before they are here (receiving counts meanwhile: 30 -> 33 us).
+    if (kBulk && has_item) stage<kQuantised, kBulk>(args.send, item, pieces, buffers, parity);
     Place place{{}, -1, false, nullptr};
     Base base{nullptr, nullptr};
     if (has_item) {
       place = place_token(count, known, item.token, lane);
       base = base_of(context, args.send, item, place);
     }
+    if (!kBulk && has_item) stage<kQuantised, kBulk>(args.send, item, pieces, buffers, parity);
     if (!counted) {
       receive_counts(count, shared, info, counter, kWarps, &flags);
       placed = finish_counts(count, shared, info, begin.epoch, blockIdx.x == 0, &flags, chunk.begin,
@@ -254,15 +291,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 #ifdef WHERRY_HAS_BULK_COPY
   if constexpr (kBulk) bulk_wait_written();
 #endif
-  const Step step{plans, sent + 1};
-  const bool last =
-      is_last_block(*context.state, Arrival::dispatch_sent, static_cast<std::uint32_t>(blocks));
-  if (last && warp == 0) signal(args, known, step);
+  bool ends = blockIdx.x == 0;
+  if (adds) {
+    __syncthreads();
+    if (warp == 0) add_to_signals(args, known, step, before, blocks);
+  } else {
+    ends =
+        is_last_block(*context.state, Arrival::dispatch_sent, static_cast<std::uint32_t>(blocks));
+    if (ends && warp == 0) signal(args, known, step);
+  }
   if (placed == Placed::good) {
     write_plan(count, known, chunk);
     if (blockIdx.x == 0) add_loads(count, shared, kWarpLanes);
   }
-  if (last && args.send.receive) wait(args, shared, step);
+  if (ends && args.send.receive) wait(args, shared, step);
 }
 
 template <bool kQuantised, bool kBulk>

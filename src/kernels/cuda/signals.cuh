@@ -4,8 +4,10 @@
 //
 // Rows. Sender: payload; block barrier; atom.acq_rel.gpu counts the rank's blocks; the last block
 // runs fence.acq_rel.sys and writes one word to each peer (st.relaxed.sys: with the fence before it,
-// a release). Receiver: ld.acquire.sys until the word holds the epoch; block barrier; then ordinary
-// loads, or fence.proxy.async and bulk loads. Never a non-coherent load of memory that peers write.
+// a release). Or: payload; block barrier; every block runs the fence and adds its part to each word
+// (red.relaxed.sys.add), which holds the epoch when all have added. Receiver: ld.acquire.sys until the
+// word holds the epoch; block barrier; then ordinary loads, or fence.proxy.async and bulk loads. Never a
+// non-coherent load of memory that peers write.
 //
 // Counts. Each 8-byte word carries its own epoch: st.relaxed.sys, and ld.relaxed.sys until the word
 // holds the epoch. There is no payload but the word, so nothing needs an order.
@@ -31,6 +33,10 @@ __device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* from) {
 // A signal. A release store would fence a second time (0.5 us).
 __device__ inline void store_signal_after_fence(std::uint64_t* to, std::uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+// A part of a signal (layout::signal_part), likewise.
+__device__ inline void add_to_signal_after_fence(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 // No signal: what the host may look at whenever it likes.
 __device__ inline void store_for_host(std::uint64_t* to, std::uint64_t value) {
