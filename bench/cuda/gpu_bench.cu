@@ -408,8 +408,8 @@ Shape throughput(int ranks, int num_sms, int hidden = 7168, int topk = 8) {
   shape.num_sms = num_sms;
   return shape;
 }
-Shape decode(int ranks, int tokens) {
-  Shape shape = throughput(ranks, 16);
+Shape decode(int ranks, int tokens, int num_sms = 16) {
+  Shape shape = throughput(ranks, num_sms);
   shape.tokens = tokens;
   shape.layout = Layout::slots;
   shape.reduction = Reduction::by_token;
@@ -428,7 +428,8 @@ Shape grouped(int ranks, int num_sms, Reduction reduction, SumAt sum_at) {
 std::vector<Shape> shapes_of(RanksAs ranks_as, const std::string& which) {
   const bool quick = which == "quick";
   std::vector<Shape> shapes;
-  if (which == "decode" && ranks_as != RanksAs::gpus) {
+  const bool only_decode = which == "decode";
+  if (only_decode && ranks_as != RanksAs::gpus) {
     for (const int tokens : {128, 16, 1}) shapes.push_back(decode(8, tokens));
     return shapes;
   }
@@ -438,16 +439,21 @@ std::vector<Shape> shapes_of(RanksAs ranks_as, const std::string& which) {
     const int status =
         std::system("exit $(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)");
     devices = WEXITSTATUS(status);
-    for (const int num_sms : {4, 8, 16, 24, 32, 64}) shapes.push_back(throughput(devices, num_sms));
+    for (const int num_sms : {4, 8, 16, 24, 32, 64}) {
+      if (!only_decode) shapes.push_back(throughput(devices, num_sms));
+    }
     for (const int num_sms : {16, 24}) {
+      if (only_decode) continue;
       shapes.push_back(grouped(devices, num_sms, Reduction::by_rank, SumAt::expert));
     }
-    for (const int tokens : {128, 16, 1}) shapes.push_back(decode(devices, tokens));
-    // The same tokens with one row home for each (token, rank).
-    Shape by_rank = decode(devices, 128);
-    by_rank.reduction = Reduction::by_rank;
-    by_rank.sum_at = SumAt::expert;
-    shapes.push_back(by_rank);
+    for (const int num_sms : {16, 64}) {
+      for (const int tokens : {128, 16, 1}) shapes.push_back(decode(devices, tokens, num_sms));
+      // The same tokens with one row home for each (token, rank).
+      Shape by_rank = decode(devices, 128, num_sms);
+      by_rank.reduction = Reduction::by_rank;
+      by_rank.sum_at = SumAt::expert;
+      shapes.push_back(by_rank);
+    }
     return shapes;
   }
   for (const auto& [ranks, num_sms] :

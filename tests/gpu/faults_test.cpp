@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "gpu/on_gpu.hpp"
 #include "gpu/twin.hpp"
 
 namespace wherry::test {
@@ -34,41 +35,6 @@ void expect(const std::optional<Error>& error, ErrorCode code, Stage stage, int 
                      error->rank(), peer, error->what()));
   }
 }
-
-// One rank's exchange on the GPU with memory for a step.
-struct OnGpu {
-  OnGpu(const Group& group, int ordinal, cudaStream_t stream_in, const ExchangeConfig& config)
-      : stream(stream_in),
-        exchange(group, Device::cuda(ordinal), config),
-        plan(exchange.make_plan()),
-        ids(static_cast<std::size_t>(2 * config.max_tokens * config.topk) * sizeof(std::int32_t)),
-        x(static_cast<std::size_t>(config.max_tokens * config.hidden) * 2),
-        out(static_cast<std::size_t>(config.max_tokens * config.hidden) * 2) {
-    exchange.set_stream(stream);
-  }
-  void make_plan(const std::vector<std::int32_t>& ids_in, std::int64_t tokens) {
-    ids.upload(ids_in.data(), ids_in.size() * sizeof(std::int32_t));
-    exchange.plan({ids.as<std::int32_t>(), nullptr, tokens, exchange.config().topk}, plan);
-  }
-  [[nodiscard]] ConstTensorView rows(std::int64_t tokens) const {
-    return {x.get(), DType::bf16, tokens, exchange.config().hidden};
-  }
-  // A step without experts.
-  void step(std::int64_t tokens) {
-    exchange.dispatch(plan, rows(tokens));
-    TensorView sums;
-    sums.data = out.get();
-    sums.dtype = DType::bf16;
-    sums.rows = plan.tokens();
-    sums.cols = exchange.config().hidden;
-    exchange.combine(plan, exchange.combine_input(plan), sums);
-  }
-
-  cudaStream_t stream;
-  Exchange exchange;
-  Plan plan;
-  Buffer ids, x, out;
-};
 
 Batch batch_of(int ranks) { return make_batch(12 * ranks, ranks, 6, 2, 64, 61); }
 
@@ -194,12 +160,7 @@ TEST_P(Missing, ARankThatDoesNotComeIsNamedByAllOthersInTime) {
       mine.exchange.dispatch(mine.plan, mine.rows(4));
     }
     if (stage == Stage::combine_recv && !late) {
-      TensorView sums;
-      sums.data = mine.out.get();
-      sums.dtype = DType::bf16;
-      sums.rows = 4;
-      sums.cols = config.hidden;
-      mine.exchange.combine(mine.plan, mine.exchange.combine_input(mine.plan), sums);
+      mine.exchange.combine(mine.plan, mine.exchange.combine_input(mine.plan), mine.sums(4));
     }
     if (late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     GPU_OK(cudaStreamSynchronize(stream));

@@ -14,6 +14,7 @@ namespace {
 constexpr int kThreads = kMaxSumThreads;
 constexpr int kWarps = kThreads / kWarpLanes;
 
+// An item is (token row, part): with few of them several warps share one.
 template <typename Element>
 __device__ void sum_partials(const CombineSendArgs& args) {
   __shared__ WarpTerms terms[kWarps];
@@ -23,8 +24,15 @@ __device__ void sum_partials(const CombineSendArgs& args) {
   const int warp = warp_index();
   const auto token_rows = static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]);
   const auto vectors = static_cast<std::uint32_t>(layout.result_pitch / sizeof(uint4));
-  for (std::uint32_t token_row = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
-       token_row < token_rows; token_row += gridDim.x * kWarps) {
+  const std::uint32_t warps = gridDim.x * kWarps;
+  const std::uint32_t most = (vectors + kWarpLanes - 1) / kWarpLanes;
+  const std::uint32_t parts =
+      token_rows == 0 ? 1 : min(most, (warps + token_rows - 1) / token_rows);
+  const std::uint32_t part_vectors = (vectors + parts - 1) / parts;
+  for (std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
+       item < token_rows * parts; item += warps) {
+    const std::uint32_t token_row = item / parts;
+    const std::uint32_t first = item % parts * part_vectors;
     const auto* entries = window_at<layout::TokenEntry>(
         context, context.rank, layout.token_entries(args.generation, token_row));
     layout::TokenEntry entry{-1, 0.0F};
@@ -39,8 +47,12 @@ __device__ void sum_partials(const CombineSendArgs& args) {
     put_term(terms[warp], present, __popc(lanes & lanes_before(lane)), Term{row, entry.weight, 0});
     auto* out =
         window_at<std::byte>(context, context.rank, layout.partial(args.generation, token_row));
-    const SumTarget target{out, true,    static_cast<std::uint32_t>(layout.result_bytes),
-                           0,   vectors, nullptr};
+    const SumTarget target{out,
+                           true,
+                           static_cast<std::uint32_t>(layout.result_bytes),
+                           first,
+                           min(first + part_vectors, vectors),
+                           nullptr};
     sum_rows<Element, Arithmetic::weighted, false, false>(terms[warp], __popc(lanes), target, lane);
   }
 }
