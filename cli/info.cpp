@@ -27,11 +27,18 @@ struct FabricInfo {
 // How windows in GPU memory are shared, or why there are none.
 std::string windows_text(const Devices& gpus) {
   if (gpus.found.empty()) return gpus.problem;
-  std::string between = "virtual memory";
+  std::string no_descriptors;
+  std::string no_handles;
   for (const DeviceDescription& gpu : gpus.found) {
-    if (gpu.no_virtual_memory.empty()) continue;
-    between = fmt::format("CUDA IPC, since {}", gpu.no_virtual_memory);
+    if (!gpu.no_virtual_memory.empty()) no_descriptors = gpu.no_virtual_memory;
+    if (!gpu.no_fabric_handles.empty()) no_handles = gpu.no_fabric_handles;
   }
+  std::string between = "virtual memory";
+  if (!no_descriptors.empty()) {
+    between = no_handles.empty() ? fmt::format("fabric handles, since {}", no_descriptors)
+                                 : fmt::format("CUDA IPC, since {}", no_descriptors);
+  }
+  if (!no_handles.empty()) between += fmt::format("; {}", no_handles);
   return "windows in GPU memory: pointers in one process, between processes " + between;
 }
 

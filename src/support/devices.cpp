@@ -30,7 +30,9 @@ Devices find_devices() {
     device.compute_minor = properties.minor;
     device.memory_bytes = properties.totalGlobalMem;
     static_cast<void>(kernels::cuda::has_bulk_copies(ordinal, device.bulk_copies));
-    device.no_virtual_memory = cuda::VirtualMemory::problem(ordinal);
+    using Sharing = cuda::VirtualMemory::Sharing;
+    device.no_virtual_memory = cuda::VirtualMemory::problem(ordinal, Sharing::file_descriptor);
+    device.no_fabric_handles = cuda::VirtualMemory::problem(ordinal, Sharing::fabric_handle);
   }
   return devices;
 }

@@ -13,8 +13,10 @@ struct DeviceDescription {
   int compute_major = 0;
   int compute_minor = 0;
   std::uint64_t memory_bytes = 0;
-  bool bulk_copies = false;       // rows go by them; otherwise by ordinary copies
-  std::string no_virtual_memory;  // why windows are shared by CUDA IPC; empty: by virtual memory
+  bool bulk_copies = false;  // rows go by them; otherwise by ordinary copies
+  // Why windows are not shared as virtual memory, by file descriptors or fabric handles; empty: they can be.
+  std::string no_virtual_memory;
+  std::string no_fabric_handles;
 };
 struct Devices {
   std::vector<DeviceDescription> found;  // in the order of Device::ordinal

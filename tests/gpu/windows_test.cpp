@@ -20,10 +20,26 @@ class Windows : public testing::TestWithParam<const char*> {
   void TearDown() override { unsetenv("WHERRY_CUDA_WINDOWS"); }
 };
 
+// What this machine cannot do is said on every rank.
+void expect_unsupported(const Group& group, int ordinal, const std::string& why) {
+  try {
+    const Exchange exchange(group, Device::cuda(ordinal),
+                            config_of(kBatch, Layout::grouped, Reduction::by_rank));
+    throw std::runtime_error("windows of what this machine has not");
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::unsupported && error.message() == why) return;
+    throw;
+  }
+}
+
 TEST_P(Windows, OfProcessesAreOfTheKindThatIsAskedFor) {
   const std::string asked = GetParam();
-  const std::string kind = asked == "ipc" ? "CUDA IPC" : "virtual memory";
+  const std::string kind = asked == "ipc"              ? "CUDA IPC"
+                           : asked == "fabric_handles" ? "fabric handles"
+                                                       : "virtual memory";
   on_processes(3, [&](Group& group, int ordinal, cudaStream_t stream) {
+    const std::string none = find_devices().found[0].no_fabric_handles;
+    if (asked == "fabric_handles" && !none.empty()) return expect_unsupported(group, ordinal, none);
     for (const Layout layout : {Layout::grouped, Layout::tokens, Layout::slots}) {
       const Reduction reduction =
           layout == Layout::slots ? Reduction::by_token : Reduction::by_rank;
@@ -38,7 +54,8 @@ TEST_P(Windows, OfProcessesAreOfTheKindThatIsAskedFor) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Windows, testing::Values("", "virtual_memory", "ipc"),
+INSTANTIATE_TEST_SUITE_P(Kinds, Windows,
+                         testing::Values("", "virtual_memory", "fabric_handles", "ipc"),
                          [](const auto& each) {
                            const std::string kind = each.param;
                            return kind.empty() ? std::string("best") : kind;
@@ -106,7 +123,8 @@ TEST(WindowsOfAnUnknownKind, AreRefusedOnEveryRank) {
       ADD_FAILURE() << "made";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::bad_argument);
-      EXPECT_THAT(error.message(), testing::HasSubstr("'magic'; it may be virtual_memory or ipc"));
+      EXPECT_THAT(error.message(),
+                  testing::HasSubstr("'magic'; it may be virtual_memory, fabric_handles or ipc"));
     }
   });
   unsetenv("WHERRY_CUDA_WINDOWS");

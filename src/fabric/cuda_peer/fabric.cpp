@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <span>
 #include <thread>
+#include <tuple>
 
 #include "fabric/addressable.hpp"
 #include "fabric/shm/sockets.hpp"
@@ -119,6 +121,7 @@ std::string_view CudaPeerFabric::name() const noexcept {
   switch (kind_) {
     case Windows::pointers: return "cuda_peer, pointers";
     case Windows::virtual_memory: return "cuda_peer, virtual memory";
+    case Windows::fabric_handles: return "cuda_peer, fabric handles";
     case Windows::ipc: return "cuda_peer, CUDA IPC";
   }
   return "cuda_peer";
@@ -130,11 +133,14 @@ CudaPeerFabric::Windows CudaPeerFabric::choose(const Group& group,
   const CudaPlace& here = places[static_cast<std::size_t>(rank_)];
   const char* const variable = std::getenv("WHERRY_CUDA_WINDOWS");
   const std::string asked = variable != nullptr ? variable : "";
-  const bool known = asked.empty() || asked == "virtual_memory" || asked == "ipc";
+  const bool known =
+      asked.empty() || asked == "virtual_memory" || asked == "fabric_handles" || asked == "ipc";
   agree_on_problem(
       group, ErrorCode::bad_argument,
       known ? std::string()
-            : fmt::format("WHERRY_CUDA_WINDOWS is '{}'; it may be virtual_memory or ipc", asked));
+            : fmt::format("WHERRY_CUDA_WINDOWS is '{}'; it may be virtual_memory, fabric_handles "
+                          "or ipc",
+                          asked));
   agree_on_problem(group, ErrorCode::bad_argument, problem_of(request, here.ordinal));
   const bool given = !request.memory.empty();
   for (const auto& flag : group.allgather(std::as_bytes(std::span(&given, 1)))) {
@@ -142,18 +148,24 @@ CudaPeerFabric::Windows CudaPeerFabric::choose(const Group& group,
                  ErrorCode::config_mismatch, at_startup(group),
                  "some ranks give memory for their window and others do not");
   }
-  std::string problem = cuda::VirtualMemory::problem(here.ordinal);
-  if (asked == "virtual_memory") agree_on_problem(group, ErrorCode::unsupported, problem);
-  if (asked == "ipc" || given) problem = "not asked for";
-  bool alone = true;
-  bool all_can = true;
-  const auto problems = group.allgather(std::as_bytes(std::span(problem)));
-  for (std::size_t peer = 0; peer < places.size(); ++peer) {
-    alone = alone && places[peer].process == here.process;
-    all_can = all_can && problems[peer].empty();
+  const bool alone = std::ranges::all_of(
+      places, [&](const CudaPlace& place) { return place.process == here.process; });
+  using Sharing = cuda::VirtualMemory::Sharing;
+  for (const auto& [kind, name, how] :
+       {std::tuple{Windows::virtual_memory, "virtual_memory", Sharing::file_descriptor},
+        std::tuple{Windows::fabric_handles, "fabric_handles", Sharing::fabric_handle}}) {
+    std::string problem = "not asked for";
+    if (!given && (asked.empty() || asked == name)) {
+      problem = cuda::VirtualMemory::problem(here.ordinal, how);
+    }
+    agree_on_problem(group, ErrorCode::unsupported, asked == name && !given ? problem : "");
+    bool all_can = true;
+    for (const Group::Bytes& theirs : group.allgather(std::as_bytes(std::span(problem)))) {
+      all_can = all_can && theirs.empty();
+    }
+    if (all_can) return alone ? Windows::pointers : kind;
   }
-  if (alone) return Windows::pointers;
-  return all_can ? Windows::virtual_memory : Windows::ipc;
+  return alone ? Windows::pointers : Windows::ipc;
 }
 
 void CudaPeerFabric::make(const Group& group, const std::vector<CudaPlace>& places,
@@ -169,12 +181,20 @@ void CudaPeerFabric::make(const Group& group, const std::vector<CudaPlace>& plac
   struct Address {
     const std::shared_ptr<cuda::WindowMemory>* memory;  // for ranks of its process
     cuda::AllocatedMemory::Handle handle;
+    cuda::VirtualMemory::FabricHandle fabric_handle;
   };
-  Address address{&windows_[mine], {}};
+  Address address{&windows_[mine], {}, {}};
   std::string problem;
   try {
+    using Sharing = cuda::VirtualMemory::Sharing;
     if (kind_ == Windows::virtual_memory) {
-      windows_[mine] = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes);
+      windows_[mine] = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes,
+                                                             Sharing::file_descriptor);
+    } else if (kind_ == Windows::fabric_handles) {
+      const auto memory = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes,
+                                                                Sharing::fabric_handle);
+      windows_[mine] = memory;
+      address.fabric_handle = memory->fabric_handle();
     } else {
       const auto memory =
           request.memory.empty()
@@ -192,7 +212,7 @@ void CudaPeerFabric::make(const Group& group, const std::vector<CudaPlace>& plac
   try {
     Fd shared;
     if (kind_ == Windows::virtual_memory) {
-      shared = static_cast<const cuda::VirtualMemory&>(*windows_[mine]).share();
+      shared = static_cast<const cuda::VirtualMemory&>(*windows_[mine]).file_descriptor();
     }
     for (std::size_t peer = 0; peer < places.size(); ++peer) {
       if (!shared.valid() || places[peer].process == here.process) continue;
@@ -210,6 +230,9 @@ void CudaPeerFabric::make(const Group& group, const std::vector<CudaPlace>& plac
       } else if (kind_ == Windows::virtual_memory) {
         const Fd fd = shm::receive_fd(sockets[peer], rank_, number, until);
         windows_[peer] = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes, fd);
+      } else if (kind_ == Windows::fabric_handles) {
+        windows_[peer] = std::make_shared<cuda::VirtualMemory>(here.ordinal, request.bytes,
+                                                               theirs.fabric_handle);
       } else {
         windows_[peer] = std::make_shared<cuda::OpenedMemory>(theirs.handle, where);
       }

@@ -1,8 +1,9 @@
 // Windows in the memory of GPUs that can address each other's. A peer's window is a pointer where it is
 // in this process; between processes of this host it is CUDA virtual memory, shared through a file
-// descriptor, or where a GPU has none, memory opened through CUDA IPC. WHERRY_CUDA_WINDOWS=virtual_memory
-// or ipc says which. Memory that the caller gives for its window is shared through CUDA IPC. Kernels write rows and signals into windows themselves, so this fabric carries no
-// signals.
+// descriptor or a fabric handle, or where a GPU has neither, memory opened through CUDA IPC; in this order,
+// unless WHERRY_CUDA_WINDOWS=virtual_memory, fabric_handles or ipc says which. Memory that the caller gives
+// for its window is shared through CUDA IPC. Kernels write rows and signals into windows themselves, so this
+// fabric carries no signals.
 //
 // Memory lives until all have let go of it: ranks of one process share its ownership, virtual memory is
 // counted by the driver, and with CUDA IPC ranks tell each other through a page of host memory, a
@@ -52,7 +53,7 @@ class CudaPeerFabric {
   [[nodiscard]] bool alive(int peer) { return host_->alive(peer); }
 
  private:
-  enum class Windows : std::uint8_t { pointers, virtual_memory, ipc };
+  enum class Windows : std::uint8_t { pointers, virtual_memory, fabric_handles, ipc };
 
   // Collective, each: the kind of window that all ranks can have; the windows, of that kind.
   [[nodiscard]] Windows choose(const Group& group, const std::vector<CudaPlace>& places,

@@ -136,10 +136,18 @@ void OpenedMemory::allow(int /*ordinal*/, Error::Where /*where*/) {}
 
 namespace {
 
-CUmemAllocationProp properties_on(int ordinal) {
+using Sharing = VirtualMemory::Sharing;
+static_assert(sizeof(CUmemFabricHandle) == sizeof(VirtualMemory::FabricHandle));
+
+CUmemAllocationHandleType type_of(Sharing how) {
+  return how == Sharing::fabric_handle ? CU_MEM_HANDLE_TYPE_FABRIC
+                                       : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+}
+
+CUmemAllocationProp properties_on(int ordinal, Sharing how) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.requestedHandleTypes = type_of(how);
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = ordinal;
   return properties;
@@ -147,25 +155,35 @@ CUmemAllocationProp properties_on(int ordinal) {
 
 }  // namespace
 
-std::string VirtualMemory::problem(int ordinal) {
+std::string VirtualMemory::problem(int ordinal, Sharing how) {
   const Driver& d = driver();
   if (!d.missing.empty()) return d.missing;
+  const bool fabric = how == Sharing::fabric_handle;
   for (const auto& [attribute, what] :
        {std::pair{CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory"},
-        std::pair{CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-                  "memory shared through file descriptors"}}) {
+        fabric ? std::pair{CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+                           "memory shared through fabric handles"}
+               : std::pair{CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                           "memory shared through file descriptors"}}) {
     int has = 0;
     if (d.attribute(&has, attribute, ordinal) != CUDA_SUCCESS || has == 0) {
       return fmt::format("GPU {} has no {}", ordinal, what);
     }
   }
+  if (!fabric) return {};
+  // Whether this process may is only known when it tries: it needs an IMEX channel.
+  try {
+    static_cast<void>(VirtualMemory(ordinal, kPage, how).fabric_handle());
+  } catch (const Error& error) {
+    return fmt::format("GPU {} gives no fabric handle ({})", ordinal, error.message());
+  }
   return {};
 }
 
-VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes)
+VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes, Sharing how)
     : bytes_(layout::round_up(bytes, kPage)) {
   const DeviceGuard guard(ordinal);
-  const CUmemAllocationProp properties = properties_on(ordinal);
+  const CUmemAllocationProp properties = properties_on(ordinal, how);
   CUmemGenericAllocationHandle made = 0;
   check(driver().create(&made, bytes_, &properties, 0), "cuMemCreate");
   handle_ = made;
@@ -182,6 +200,17 @@ VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes, const Fd& shared)
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver takes the number of a descriptor so
   check(driver().import(&imported, reinterpret_cast<void*>(number),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        "cuMemImportFromShareableHandle");
+  handle_ = imported;
+  map(ordinal);
+}
+
+VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes, const FabricHandle& shared)
+    : bytes_(layout::round_up(bytes, kPage)) {
+  const DeviceGuard guard(ordinal);
+  CUmemGenericAllocationHandle imported = 0;
+  FabricHandle theirs = shared;
+  check(driver().import(&imported, theirs.data(), CU_MEM_HANDLE_TYPE_FABRIC),
         "cuMemImportFromShareableHandle");
   handle_ = imported;
   map(ordinal);
@@ -226,11 +255,18 @@ void VirtualMemory::allow(int ordinal, Error::Where where) {
                static_cast<int>(result));
 }
 
-Fd VirtualMemory::share() const {
+Fd VirtualMemory::file_descriptor() const {
   int fd = -1;
   check(driver().share(&fd, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
         "cuMemExportToShareableHandle");
   return Fd(fd);
+}
+
+VirtualMemory::FabricHandle VirtualMemory::fabric_handle() const {
+  FabricHandle made{};
+  check(driver().share(made.data(), handle_, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+        "cuMemExportToShareableHandle");
+  return made;
 }
 
 }  // namespace wherry::cuda

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -60,20 +61,27 @@ class OpenedMemory final : public WindowMemory {
 };
 
 // CUDA virtual memory: physical memory apart from the addresses that it is mapped to, so it can be shared
-// through a file descriptor. It lives until all have unmapped it, whoever made it.
+// through what stands for it: a file descriptor, or a fabric handle, which is plain bytes. It lives until
+// all have unmapped it, whoever made it.
 class VirtualMemory final : public WindowMemory {
  public:
+  enum class Sharing : std::uint8_t { file_descriptor, fabric_handle };
+  using FabricHandle = std::array<std::byte, 64>;
+
   // Why the GPU cannot share its memory so; empty: it can.
-  [[nodiscard]] static std::string problem(int ordinal);
+  [[nodiscard]] static std::string problem(int ordinal, Sharing how);
 
   // Makes it, zeroed. Throws out_of_memory, system.
-  VirtualMemory(int ordinal, std::uint64_t bytes);
+  VirtualMemory(int ordinal, std::uint64_t bytes, Sharing how);
   // Maps a peer's of as many bytes for this rank's GPU `ordinal`.
   VirtualMemory(int ordinal, std::uint64_t bytes, const Fd& shared);
+  VirtualMemory(int ordinal, std::uint64_t bytes, const FabricHandle& shared);
   ~VirtualMemory() override;
 
   void allow(int ordinal, Error::Where where) override;
-  [[nodiscard]] Fd share() const;
+  // Of memory that was made to be shared so.
+  [[nodiscard]] Fd file_descriptor() const;
+  [[nodiscard]] FabricHandle fabric_handle() const;
 
  private:
   void map(int ordinal);
