@@ -147,7 +147,8 @@ def gpu_stages(result, keep):
     for entry in result["results"]:
         if keep(entry):
             key = tuple(entry[field] for field in ("ranks", "sms", "tokens", "hidden", "topk", "layout",
-                                                   "reduction", "sum_at", "kernels"))
+                                                   "reduction", "sum_at", "kernels",
+                                                   "dispatch_wire"))
             shapes.setdefault(key, {})[entry["stage"]] = entry
     return shapes
 
@@ -190,7 +191,7 @@ def gpu_shapes():
         return NOTHING
     shapes = gpu_stages(threads, lambda e: e["tokens"] == 4096 and not is_throughput(e))
     rows = []
-    for (_, _, _, hidden, topk, layout, reduction, sum_at, kernels), t in shapes.items():
+    for (_, _, _, hidden, topk, layout, reduction, sum_at, kernels, _), t in shapes.items():
         summed = f", summed at {sum_at}" if layout == "grouped" and reduction == "by_rank" else ""
         name = f"`{layout}` `{reduction}`{summed}, {hidden}, top-{topk}"
         if kernels != "cuda":
@@ -230,7 +231,7 @@ def gpu_link():
     rows = []
     engine = link_figure(result, "round trip")["engine_gbps"]
     for key, found in gpu_stages(result, lambda e: "stage" in e).items():
-        _, sms, tokens, _, _, layout, reduction, _, _ = key
+        _, sms, tokens, _, _, layout, reduction, _, _, wire = key
 
         def cell(entry):
             if entry["tokens"] <= 128:
@@ -238,6 +239,8 @@ def gpu_link():
             return f"{share(entry)} ({entry['floor_percent'] * entry['copy_gbps'] / engine:.0f} %)"
 
         name = f"`{layout}`" if layout != "slots" else f"`{layout}` `{reduction}`"
+        if layout != "slots" and wire != "bf16":
+            name += f" `{wire}`"
         rows.append([f"{tokens} tokens, {name}, {sms} SMs",
                      *(cell(found[stage]) for stage in ("dispatch", "combine", "step",
                                                         "planned_step"))])

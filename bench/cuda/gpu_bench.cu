@@ -446,6 +446,13 @@ std::vector<Shape> shapes_of(RanksAs ranks_as, const std::string& which) {
       if (only_decode) continue;
       shapes.push_back(grouped(devices, num_sms, Reduction::by_rank, SumAt::expert));
     }
+    // Rows in 8 bits on their way out.
+    for (const int num_sms : {8, 16, 24, 64}) {
+      if (only_decode) continue;
+      Shape shape = throughput(devices, num_sms);
+      shape.e4m3 = true;
+      shapes.push_back(shape);
+    }
     for (const int num_sms : {16, 64}) {
       for (const int tokens : {128, 16, 1}) shapes.push_back(decode(devices, tokens, num_sms));
       // The same tokens with one row home for each (token, rank).
