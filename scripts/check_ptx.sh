@@ -11,8 +11,8 @@ trap 'rm -rf "${folder}"' EXIT
 failures=0
 fail() { echo "check_ptx: $*" >&2; failures=$((failures + 1)); }
 
-kernels=(count plan_dispatch dispatch_send dispatch_send_converted dispatch_recv combine_send
-         combine_send_converted combine_recv combine_recv_bulk combine_recv_converted copy_rows
+kernels=(count plan_dispatch dispatch_send dispatch_send_e4m3 dispatch_send_converted dispatch_recv
+         combine_send combine_send_converted combine_recv combine_recv_bulk combine_recv_converted copy_rows
          convert_rows scalars tell)
 for name in "${kernels[@]}"; do
   "${nvcc}" -std=c++20 -O3 --fmad=false -Isrc -Iinclude -arch=compute_90a -ptx \
@@ -68,7 +68,7 @@ for file in "${folder}"/*.entry; do
     [ "${written:-999999}" -lt "${arrival}" ] || fail "$(basename "${file}"): arrives before its bulk stores are written"
   fi
 done
-for file in "${folder}"/{dispatch_send,dispatch_send_converted,dispatch_recv,combine_recv,combine_recv_bulk,combine_recv_converted,plan_dispatch,tell}.*.entry; do
+for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,dispatch_recv,combine_recv,combine_recv_bulk,combine_recv_converted,plan_dispatch,tell}.*.entry; do
   has "${file}" 'ld\.acquire\.sys' "acquiring wait (ld.acquire.sys)"
 done
 # What peers have written is bulk-loaded only behind the fence between the two proxies.
@@ -80,11 +80,11 @@ for file in "${folder}"/combine_recv_bulk.*.entry; do
     fail "$(basename "${file}"): bulk loads before fence.proxy.async"
 done
 # A kernel that may begin early waits for the ones before it ahead of everything that they write.
-for file in "${folder}"/{dispatch_send,dispatch_send_converted,combine_recv,combine_recv_bulk}.*.entry; do
+for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,combine_recv,combine_recv_bulk}.*.entry; do
   [ "$(first "${file}" 'griddepcontrol\.wait')" -lt "$(first "${file}" 'ld\.(relaxed|acquire)\.sys')" ] ||
     fail "$(basename "${file}"): reads before griddepcontrol.wait"
 done
-for file in "${folder}"/{dispatch_send,dispatch_send_converted,combine_send,combine_send_converted,plan_dispatch,tell}.*.entry; do
+for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,combine_send,combine_send_converted,plan_dispatch,tell}.*.entry; do
   has "${file}" "${signals}" "signal (st.relaxed.sys after a fence)"
 done
 # A part of a signal is red.relaxed.sys.add of one word; every block fences before it adds its own.

@@ -133,6 +133,14 @@ std::vector<Case> cases_of(int ranks) {
       if (pair.layout == Layout::grouped) test.config.alignment = 8;
       cases.push_back(test);
     }
+    // Over a link, where many tokens on few multiprocessors go by bulk copies.
+    for (const std::int64_t hidden : {256, 2064, 3600}) {
+      Case test = case_of(pair, make_batch(60 * ranks, ranks, 8, 4, hidden, 60, 0.1));
+      test.config.dispatch_wire = Wire::e4m3_block128;
+      test.config.kernels = "cuda_link";
+      test.config.num_sms = 4;
+      cases.push_back(test);
+    }
   }
   // Opaque rows.
   Case raw = case_of(kPairs[0], make_batch(13 * ranks, ranks, 8, 2, 77, 51), DType::raw);
@@ -175,6 +183,11 @@ TEST(Sanitized, EveryPairOnTwoRanks) {
     run_twin(group, gpu, stream, quantised);
     quantised.fused = true;
     run_twin(group, gpu, stream, quantised);
+    Case over_link = case_of(kPairs[0], make_batch(40, 2, 5, 3, 2320, 54));
+    over_link.config.dispatch_wire = Wire::e4m3_block128;
+    over_link.config.kernels = "cuda_link";
+    over_link.config.num_sms = 1;
+    run_twin(group, gpu, stream, over_link);
     run_twin(group, gpu, stream, case_of(kPairs[0], make_batch(600, 2, 9, 4, 16, 54)));
   }));
 }

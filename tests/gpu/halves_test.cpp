@@ -2,7 +2,6 @@
 // ahead of it was asked to do is done.
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <tuple>
 
 #include "gpu/on_gpu.hpp"
@@ -28,15 +27,15 @@ void begin_in_turn(Group& group, int gpu, cudaStream_t stream, ExchangeConfig co
   };
   in_turn([] {});
   for (int step = 0; step < 4; ++step) {
-    std::optional<Exchange::DispatchHandle> rows;
+    Exchange::DispatchHandle rows;
     in_turn([&] { rows = mine.exchange.dispatch_begin(mine.plan, mine.rows(kTokens)); });
-    rows->finish();
-    std::optional<Exchange::CombineHandle> sums;
+    rows.finish();
+    Exchange::CombineHandle sums;
     in_turn([&] {
       sums = mine.exchange.combine_begin(mine.plan, mine.exchange.combine_input(mine.plan),
                                          mine.sums(kTokens));
     });
-    sums->finish();
+    sums.finish();
   }
   GPU_OK(cudaStreamSynchronize(stream));
   mine.exchange.check();

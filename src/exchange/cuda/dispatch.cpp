@@ -130,20 +130,24 @@ void CudaExchange::send_rows(const Generation& g, const ConstTensorView& x, bool
 
 cudaError_t CudaExchange::send_converted(const kernel::RankTable<kernel::DispatchSendArgs>& table,
                                          int ranks, cudaStream_t stream) const {
-  kernel::ConversionJob job;
-  job.hidden = config().hidden;
-  job.num_sms = num_sms_;
-  job.wire = mode_.dispatch_wire.wire;
+  std::int64_t tokens = 0;
   bool fast = converts_fast();
   for (int rank = 0; rank < ranks; ++rank) {
     const kernel::DispatchSendArgs& each = table.rank[rank];
-    job.tokens = std::max<std::int64_t>(job.tokens, each.plan.tokens);
+    tokens = std::max<std::int64_t>(tokens, each.plan.tokens);
     fast = fast && !each.send.converted && on_units(each.send.x, each.send.x_pitch);
   }
-  return fast
-             ? kernel::launch_dispatch_send_e4m3(table, ranks, num_sms_, config().hidden, stream)
-             : kernel::launch_dispatch_send_converted(
-                   table, ranks, kernel::choose_conversion_shape(job), mode_.dispatch_wire, stream);
+  if (fast) {
+    kernel::DispatchJob job;
+    job.tokens = tokens;
+    job.num_sms = num_sms_;
+    job.bulk = bulk_;
+    job.link = over_link_;
+    return kernel::launch_dispatch_send_e4m3(table, ranks, job, config().hidden, stream);
+  }
+  const kernel::ConversionJob job{tokens, config().hidden, num_sms_, mode_.dispatch_wire.wire};
+  return kernel::launch_dispatch_send_converted(table, ranks, kernel::choose_conversion_shape(job),
+                                                mode_.dispatch_wire, stream);
 }
 
 bool CudaExchange::converts_fast() const noexcept {

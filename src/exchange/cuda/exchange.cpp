@@ -138,7 +138,8 @@ CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<
   over_link_ = !one_gpu_ || config.kernels == "cuda_link";
   overlaps_ = bulk_ && sharing == 1;
   for (const cudaError_t prepared :
-       {kernel::prepare_count(), kernel::prepare_dispatch_send(), kernel::prepare_plan_dispatch(),
+       {kernel::prepare_count(), kernel::prepare_dispatch_send(),
+        kernel::prepare_dispatch_send_e4m3(), kernel::prepare_plan_dispatch(),
         kernel::prepare_combine_recv()}) {
     cuda::check(prepared, where, "load kernels");
   }

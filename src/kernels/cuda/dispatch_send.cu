@@ -1,6 +1,6 @@
 // Stage 3, dispatch_send: every row of x to its final place in the windows of the ranks that hold
-// its experts, then one signal to each peer. Three kernels: bulk copies (sm_90), ordinary copies
-// of any row, and rows quantised on the way.
+// its experts, then one signal to each peer. Two kernels: bulk copies (sm_90), and ordinary copies of
+// any row. (Rows that are quantised on the way: dispatch_send_e4m3.cu, dispatch_send_converted.cu.)
 //
 // Bulk: a warp takes (token, piece) items in turn. One elected lane keeps loads of the coming
 // pieces in flight and stores each piece once per destination straight from shared memory; the
@@ -12,7 +12,6 @@
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pipeline.cuh"
-#include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/signals.cuh"
 
 namespace wherry::kernels::cuda {
@@ -23,6 +22,8 @@ constexpr int kBulkThreads = 512;
 constexpr int kMaxBulkPieces = 64;                      // in the shared memory of a block
 constexpr std::uint32_t kBulkSharedBytes = 224 * 1024;  // of 227 KiB a block may have
 constexpr int kCopyThreads = 1024;
+// Never asked for at run time: over a link that took 193 us where 187 do (16 SMs).
+constexpr bool kStays = false;
 
 // --- Bulk copies ------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kBulkThreads)
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source);
       if (!elected) return;
       bulk_store(reinterpret_cast<std::byte*>(to) + piece * piece_bytes,
-                 my_staging + stage * piece_bytes, bytes_of(piece), args.send.rows_stay);
+                 my_staging + stage * piece_bytes, bytes_of(piece), kStays);
     });
     if (elected) {
       bulk_commit();
@@ -166,75 +167,6 @@ __global__ void __launch_bounds__(kCopyThreads)
         }
       });
     }
-    if (args.send.entries && piece == 0) {
-      write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
-    }
-  }
-  finish_dispatch_send(args, begin.epoch);
-}
-
-// --- Quantised on the way -----------------------------------------------------------------------
-
-// What a lane loads of a (token, piece) item; the next item's is loaded while this one is stored.
-struct PieceOfToken {
-  Choice choice;
-  LaneBlock block;
-};
-__device__ PieceOfToken load_piece(const DispatchSendArgs& args, std::uint32_t item,
-                                   std::uint32_t items, std::uint32_t pieces, std::uint32_t hidden,
-                                   int lane) {
-  PieceOfToken loaded{};
-  if (item >= items) return loaded;
-  const std::uint32_t token = item / pieces;
-  const std::uint32_t element =
-      item % pieces * kPieceElements + static_cast<std::uint32_t>(lane * kLaneElements);
-  if (element < hidden) {  // hidden is a multiple of 16
-    load_elements(args.send.x + token * args.send.x_pitch + element * 2, loaded.block.packed);
-  }
-  loaded.choice = load_choice(args.plan, args.context.topk, token, lane);
-  return loaded;
-}
-
-__global__ void __launch_bounds__(kCopyThreads)
-    dispatch_send_e4m3(const __grid_constant__ RankTable<DispatchSendArgs> table,
-                       std::uint32_t hidden) {
-  const DispatchSendArgs& args = table.rank[blockIdx.y];
-  const StageBegin begin = begin_dispatch_send(args);
-  if (begin.failed) return;
-
-  const int lane = lane_index();
-  const std::uint32_t warps = blockDim.x / kWarpLanes;
-  const std::uint32_t pieces = (hidden + kPieceElements - 1) / kPieceElements;
-  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
-  const std::uint32_t stride = gridDim.x * warps;
-  std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
-  PieceOfToken next = load_piece(args, item, items, pieces, hidden, lane);
-  for (; item < items; item += stride) {
-    const Choice choice = next.choice;
-    LaneBlock made[1] = {next.block};
-    quantise(made);
-    const uint4 bytes = made[0].codes;
-    const float scale = made[0].scale;
-    next = load_piece(args, item + stride, items, pieces, hidden, lane);
-    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
-    const std::uint32_t piece = item % pieces;
-    const std::uint32_t element =
-        piece * kPieceElements + static_cast<std::uint32_t>(lane * kLaneElements);
-    const bool inside = element < hidden;
-    std::byte* my_scales = nullptr;
-    if (((destinations.lanes >> lane) & 1U) != 0) {
-      my_scales = scales_at(args.context, args.send, choice.dest, destinations.row);
-    }
-    const bool writes_scale = inside && lane % kLanesPerBlock == 0;
-    for_each_lane(destinations.lanes, [&](int source) {
-      auto* to = reinterpret_cast<std::byte*>(
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
-      if (inside && args.send.rows_stay) *reinterpret_cast<uint4*>(to + element) = bytes;
-      if (inside && !args.send.rows_stay) __stcs(reinterpret_cast<uint4*>(to + element), bytes);
-      auto* scales = reinterpret_cast<float*>(
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(my_scales), source));
-      if (writes_scale) scales[element / kBlockElements] = scale;
-    });
     if (args.send.entries && piece == 0) {
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
@@ -336,13 +268,6 @@ cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int r
   if (odd % 4 == 0) return launch_copy<std::uint32_t>(table, ranks, shape, stream);
   if (odd % 2 == 0) return launch_copy<std::uint16_t>(table, ranks, shape, stream);
   return launch_copy<std::uint8_t>(table, ranks, shape, stream);
-}
-
-cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
-                                      int blocks, std::int64_t hidden, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
-  return launch_kernel(table.rank[0].send.overlaps, dispatch_send_e4m3, grid, kCopyThreads, 0,
-                       stream, table, static_cast<std::uint32_t>(hidden));
 }
 
 cudaError_t has_bulk_copies(int device, bool& has) {

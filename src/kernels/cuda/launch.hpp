@@ -105,9 +105,10 @@ cudaError_t launch_plan_dispatch(const RankTable<PlanDispatchArgs>& table, int r
 cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int ranks,
                                  const DispatchShape& shape, cudaStream_t stream);
 // bf16 rows are sent as Wire::e4m3_block128, their scales row-major in the plane of scales. hidden is
-// a multiple of 16.
+// a multiple of 16. Of the job: tokens, num_sms, bulk and link.
 cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
-                                      int blocks, std::int64_t hidden, cudaStream_t stream);
+                                      const DispatchJob& job, std::int64_t hidden,
+                                      cudaStream_t stream);
 // Rows of any dtype are sent in `format`, which is another than theirs; or have it already
 // (Outgoing::converted).
 struct ConversionShape {
@@ -166,6 +167,7 @@ cudaError_t has_bulk_copies(int device, bool& has);
 // Loads every kernel, so that no launch that waits for another is the first to load one, and
 // raises the shared memory limits.
 cudaError_t prepare_dispatch_send();
+cudaError_t prepare_dispatch_send_e4m3();
 cudaError_t prepare_combine_recv();
 cudaError_t prepare_count();
 cudaError_t prepare_plan_dispatch();

@@ -94,10 +94,10 @@ __device__ void add_to_signals(const PlanDispatchArgs& args, const Known& known,
     auto* word = signal_word(args, known.windows[peer]);
     if (blockIdx.x == 0 && peer >= kWarpLanes) before = load_relaxed_system(word);
     const auto count = static_cast<std::uint32_t>(known.shared.to[peer]);
+    const std::uint64_t part = layout::signal_part(before, layout::pack_signal(step.epoch, count),
+                                                   blockIdx.x, static_cast<std::uint32_t>(blocks));
     fence_system();
-    add_to_signal_after_fence(
-        word, layout::signal_part(before, layout::pack_signal(step.epoch, count), blockIdx.x,
-                                  static_cast<std::uint32_t>(blocks)));
+    add_to_signal_after_fence(word, part);
   }
 }
 // One thread of each block, when the block has looked at the state: the last of them advances it.
