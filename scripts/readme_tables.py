@@ -230,7 +230,14 @@ def gpu_link():
         return NOTHING
     rows = []
     engine = link_figure(result, "round trip")["engine_gbps"]
-    for key, found in gpu_stages(result, lambda e: "stage" in e).items():
+    shapes = gpu_stages(result, lambda e: "stage" in e)
+
+    def order(key):
+        _, sms, tokens, _, _, layout, _, _, _, wire = key
+        return (-1, 0, 0, 0) if tokens <= 128 else (-tokens, layout != "tokens", wire != "bf16", sms)
+
+    for key in sorted(shapes, key=order):
+        found = shapes[key]
         _, sms, tokens, _, _, layout, reduction, _, _, wire = key
 
         def cell(entry):
@@ -290,6 +297,44 @@ def gpu_nccl():
               f"{result['commit']}; `results/h200-x2/nccl.json`.\n")
 
 
+def gpu_deepep():
+    """The other peer, on the machine and in the hour of our own figures; its best build and its best way."""
+    result, ours = gpu("h200-x2", "deepep"), gpu("h200-x2", "gpus")
+    if not result or not ours:
+        return NOTHING
+    shapes = gpu_stages(ours, lambda e: "stage" in e)
+
+    def own(stage, **wanted):
+        return next(found[stage]["median_us"] for found in shapes.values()
+                    if all(found[stage][field] == value for field, value in wanted.items()))
+
+    def theirs(**wanted):
+        return min(entry["us_median"] for entry in result["results"]
+                   if all(entry[field] == value for field, value in wanted.items()))
+
+    rows = []
+    for name, peer, mine in [
+        ("4096 tokens, 24 SMs, dispatch in bf16",
+         theirs(mode="normal", stage="dispatch", dtype="bf16"),
+         own("dispatch", sms=24, layout="tokens", dispatch_wire="bf16")),
+        ("dispatch in 8 bits and scales", theirs(mode="normal", stage="dispatch", dtype="fp8"),
+         own("dispatch", sms=24, layout="tokens", dispatch_wire="e4m3_block128")),
+        ("combine in bf16", theirs(mode="normal", stage="combine"),
+         own("combine", sms=24, layout="tokens", dispatch_wire="bf16")),
+        ("plan and dispatch in bf16", theirs(mode="normal", stage="layout+dispatch uncached"),
+         own("plan_dispatch", sms=24, layout="tokens", dispatch_wire="bf16")),
+        ("128 tokens, 8 bits out, bf16 home, dispatch and combine",
+         theirs(mode="low_latency", stage="dispatch+combine"),
+         own("step", tokens=128, sms=64, reduction="by_token")),
+        ("the same, ours `by_rank`", theirs(mode="low_latency", stage="dispatch+combine"),
+         own("step", tokens=128, sms=64, reduction="by_rank")),
+    ]:
+        rows.append([name, f"{peer:.0f} µs", f"{mine:.0f} µs", f"{mine / peer:.2f}"])
+    return (table(["2 GPUs, a rank each", "DeepEP", "ours", "ours / DeepEP"], rows)
+            + f"\n{result['machine']}, driver {result['driver']}, {result['peer']}, commit {result['commit']}; "
+              "`results/h200-x2/deepep.json`, `results/h200-x2/gpus.json`.\n")
+
+
 def gpu_tests():
     """What make gpu-test has run."""
     rows = []
@@ -309,7 +354,8 @@ def gpu_tests():
 TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_limits,
           "cpu-formats": cpu_formats, "gpu-throughput": gpu_throughput, "gpu-shapes": gpu_shapes,
           "gpu-decode": gpu_decode, "gpu-link": gpu_link,
-          "gpu-link-rates": gpu_link_rates, "gpu-nccl": gpu_nccl, "gpu-tests": gpu_tests}
+          "gpu-link-rates": gpu_link_rates, "gpu-nccl": gpu_nccl, "gpu-deepep": gpu_deepep,
+          "gpu-tests": gpu_tests}
 
 
 def snippets():

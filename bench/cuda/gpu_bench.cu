@@ -439,10 +439,11 @@ std::vector<Shape> shapes_of(RanksAs ranks_as, const std::string& which) {
     const int status =
         std::system("exit $(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)");
     devices = WEXITSTATUS(status);
-    for (const int num_sms : {16, 24, 4, 8, 32, 64}) {
-      if (!only_decode) shapes.push_back(throughput(devices, num_sms));
-      if (quick && num_sms == 24) return shapes;
+    for (const int num_sms : {4, 8, 16, 24, 32, 64}) {
+      if (only_decode || (quick && num_sms != 16 && num_sms != 24)) continue;
+      shapes.push_back(throughput(devices, num_sms));
     }
+    if (quick) return shapes;
     for (const int num_sms : {16, 24}) {
       if (only_decode) continue;
       shapes.push_back(grouped(devices, num_sms, Reduction::by_rank, SumAt::expert));
