@@ -29,9 +29,11 @@ std::string windows_text(const Devices& gpus) {
   if (gpus.found.empty()) return gpus.problem;
   std::string no_descriptors;
   std::string no_handles;
+  int ordinal = 0;
   for (const DeviceDescription& gpu : gpus.found) {
     if (!gpu.no_virtual_memory.empty()) no_descriptors = gpu.no_virtual_memory;
-    if (!gpu.no_fabric_handles.empty()) no_handles = gpu.no_fabric_handles;
+    const std::string problem = no_fabric_handles(ordinal++);
+    if (!problem.empty()) no_handles = problem;
   }
   std::string between = "virtual memory";
   if (!no_descriptors.empty()) {

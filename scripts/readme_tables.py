@@ -317,7 +317,7 @@ def gpu_deepep():
         ("4096 tokens, 24 SMs, dispatch in bf16",
          theirs(mode="normal", stage="dispatch", dtype="bf16"),
          own("dispatch", sms=24, layout="tokens", dispatch_wire="bf16")),
-        ("dispatch in 8 bits and scales", theirs(mode="normal", stage="dispatch", dtype="fp8"),
+        ("dispatch in 8 bits, which ours quantises on the way", theirs(mode="normal", stage="dispatch", dtype="fp8"),
          own("dispatch", sms=24, layout="tokens", dispatch_wire="e4m3_block128")),
         ("combine in bf16", theirs(mode="normal", stage="combine"),
          own("combine", sms=24, layout="tokens", dispatch_wire="bf16")),

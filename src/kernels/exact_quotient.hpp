@@ -1,5 +1,6 @@
-// x / divisor for many x, bit for bit as a division rounds it, for a fourth of what the division takes: what
-// kernels use where a format divides each element by the scale of its block.
+// x / divisor for many x, for a fourth of what the division takes: what kernels use where a format divides
+// each element by the scale of its block. With a Divisor bit for bit as a division rounds it; with a
+// SplitReciprocal so that the code is the division's.
 //
 // A product with the correctly rounded reciprocal is at most 1.5 units in the last place off, a first
 // correction brings it within one, and from there the second is exact (Markstein, 1990). Both corrections are
@@ -30,8 +31,8 @@ struct Divisor {
 }
 
 // For bf16 as e4m3_block128, in two operations. The code of x * high + x * low is that of x / divisor: of
-// eight bits each, x and the block's amax make quotients that are a tie of e4m3 or 2^-13 away from one, and
-// ties come out on the same side. There are few enough of both to try them all, and the test does.
+// eight bits each, x and the block's amax make few quotients, and few of them are a tie of e4m3. That all come
+// out on the division's side is proved by trying all, as the test does.
 struct SplitReciprocal {
   float high;  // below 1 / divisor
   float low;   // so it is positive, and a zero keeps its sign
@@ -42,7 +43,7 @@ struct SplitReciprocal {
   const float high = bits_float(float_bits(near) - 2);
   return {high, high * fmaf(-divisor, high, 1.0F)};
 }
-[[nodiscard]] WHERRY_HD inline float quotient_by(const SplitReciprocal& by, float x) noexcept {
+[[nodiscard]] WHERRY_HD inline float near_quotient_by(const SplitReciprocal& by, float x) noexcept {
   return fmaf(x, by.high, x * by.low);
 }
 // amax / 448, for amax of bf16 from 2^-80.

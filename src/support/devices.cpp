@@ -30,17 +30,22 @@ Devices find_devices() {
     device.compute_minor = properties.minor;
     device.memory_bytes = properties.totalGlobalMem;
     static_cast<void>(kernels::cuda::has_bulk_copies(ordinal, device.bulk_copies));
-    using Sharing = cuda::VirtualMemory::Sharing;
-    device.no_virtual_memory = cuda::VirtualMemory::problem(ordinal, Sharing::file_descriptor);
-    device.no_fabric_handles = cuda::VirtualMemory::problem(ordinal, Sharing::fabric_handle);
+    device.no_virtual_memory =
+        cuda::VirtualMemory::problem(ordinal, cuda::VirtualMemory::Sharing::file_descriptor);
   }
   return devices;
+}
+std::string no_fabric_handles(int ordinal) {
+  return cuda::VirtualMemory::problem(ordinal, cuda::VirtualMemory::Sharing::fabric_handle);
 }
 #else
 Devices find_devices() {
   Devices devices;
   devices.problem = build_info::reason_of("WHERRY_CUDA");
   return devices;
+}
+std::string no_fabric_handles(int /*ordinal*/) {
+  return std::string(build_info::reason_of("WHERRY_CUDA"));
 }
 #endif
 

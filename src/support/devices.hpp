@@ -14,9 +14,8 @@ struct DeviceDescription {
   int compute_minor = 0;
   std::uint64_t memory_bytes = 0;
   bool bulk_copies = false;  // rows go by them; otherwise by ordinary copies
-  // Why windows are not shared as virtual memory, by file descriptors or fabric handles; empty: they can be.
-  std::string no_virtual_memory;
-  std::string no_fabric_handles;
+  std::string
+      no_virtual_memory;  // why windows are not shared as virtual memory by file descriptors; empty: they are
 };
 struct Devices {
   std::vector<DeviceDescription> found;  // in the order of Device::ordinal
@@ -24,5 +23,7 @@ struct Devices {
 };
 // Starts CUDA: not in a process that will fork ranks.
 [[nodiscard]] Devices find_devices();
+// Why a GPU that find_devices() has found does not share windows by fabric handles; empty: it can. Makes one.
+[[nodiscard]] std::string no_fabric_handles(int ordinal);
 
 }  // namespace wherry

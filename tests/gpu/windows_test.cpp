@@ -38,8 +38,8 @@ TEST_P(Windows, OfProcessesAreOfTheKindThatIsAskedFor) {
                            : asked == "fabric_handles" ? "fabric handles"
                                                        : "virtual memory";
   on_processes(3, [&](Group& group, int ordinal, cudaStream_t stream) {
-    const std::string none = find_devices().found[0].no_fabric_handles;
-    if (asked == "fabric_handles" && !none.empty()) return expect_unsupported(group, ordinal, none);
+    const std::string none = asked == "fabric_handles" ? no_fabric_handles(0) : "";
+    if (!none.empty()) return expect_unsupported(group, ordinal, none);
     for (const Layout layout : {Layout::grouped, Layout::tokens, Layout::slots}) {
       const Reduction reduction =
           layout == Layout::slots ? Reduction::by_token : Reduction::by_rank;

@@ -140,10 +140,12 @@ cudaError_t CudaExchange::send_converted(const kernel::RankTable<kernel::Dispatc
   if (fast) {
     kernel::DispatchJob job;
     job.tokens = tokens;
+    job.row_bytes = static_cast<std::uint64_t>(mode_.dispatch_wire.payload_bytes);
     job.num_sms = num_sms_;
     job.bulk = bulk_;
     job.link = over_link_;
-    return kernel::launch_dispatch_send_e4m3(table, ranks, job, config().hidden, stream);
+    return kernel::launch_dispatch_send_e4m3(table, ranks, kernel::choose_e4m3_shape(job),
+                                             config().hidden, stream);
   }
   const kernel::ConversionJob job{tokens, config().hidden, num_sms_, mode_.dispatch_wire.wire};
   return kernel::launch_dispatch_send_converted(table, ranks, kernel::choose_conversion_shape(job),
@@ -326,7 +328,7 @@ Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_
   g.plan = args.count.plan;
   args.send = outgoing(g, x, !expects_recv());
   // Not every link has atomic additions.
-  args.adds_signals = args.send.receive && one_gpu_ &&
+  args.adds_signals = args.send.receive && !over_link_ &&
                       static_cast<std::uint32_t>(num_sms_) <= layout::kMaxSignalParts;
   launches_->launch(
       local_, args, stream_, at(Stage::plan),

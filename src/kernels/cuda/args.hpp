@@ -34,9 +34,10 @@ inline constexpr int kNumArrivals = 5;
 struct RankState {
   std::uint32_t sent[layout::kNumChannels][kMaxDepth];      // epoch of the last signal sent
   std::uint32_t received[layout::kNumChannels][kMaxDepth];  // epoch of the last signals seen
-  std::uint32_t arrived[kNumArrivals];  // blocks of the running launch that are done; wraps to 0
-  std::uint32_t plans;                  // plans filled; plan p uses count generation p mod 2
-  std::uint32_t shared_plans;           // those that several blocks have counted
+  // Blocks of the running launch that are done, or (planned) have seen the state; each wraps to 0.
+  std::uint32_t arrived[kNumArrivals];
+  std::uint32_t plans;         // plans filled; plan p uses count generation p mod 2
+  std::uint32_t shared_plans;  // those that several blocks have counted
 };
 
 // The same for every call of an exchange.
@@ -162,7 +163,8 @@ struct Outgoing {
   bool converted;   // x has the format in which it travels (dispatch_send_converted.cu)
   bool receive;     // also do what dispatch_recv does for rows that need no filling: wait for all
   bool overlaps;    // with the kernels before and after it: no other rank uses the GPU
-  bool rows_stay;   // in the second-level cache, which has room for them
+  bool
+      rows_stay;  // in the second-level cache, which has room for them (e4m3, and plan_dispatch's bulk copies)
 };
 
 struct DispatchSendArgs {

@@ -20,7 +20,7 @@ __device__ void stage(const Outgoing& send, const Item& item, const Pieces& piec
                           item.first_step * (kQuantised ? kStepSourceBytes : kStepBytes);
   if (pieces.loads_bulk) wait_for_piece(buffers, parity);
   if constexpr (kQuantised) {
-    if (pieces.loads_bulk) {
+    if (pieces.loads_bulk) {  // a call of its own: it loads from shared memory by name
       quantise_piece(item, buffers.source, buffers);
     } else {
       quantise_piece(item, from, buffers);
@@ -109,6 +109,7 @@ struct Target {
   std::byte* row;
   std::byte* scales;
 };
+
 __device__ inline Target target_of(const Outgoing& send, std::uint32_t row_bytes, const Base& base,
                                    const Place& place) {
   const Choice& choice = place.choice;

@@ -178,26 +178,34 @@ __global__ void __launch_bounds__(kCopyThreads)
 
 }  // namespace
 
-cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
-                                      const DispatchJob& job, std::int64_t hidden,
-                                      cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(job.num_sms), static_cast<unsigned>(ranks));
-  const bool overlaps = table.rank[0].send.overlaps;
+E4m3Shape choose_e4m3_shape(const DispatchJob& job) {
   // Two GPUs, 4096 tokens: 8 SMs 433 -> 355 us, 16 222 -> 185, 24 153 -> 129, but 64 109 -> 112; with 128 tokens
   // on 64 SMs a microsecond more.
   constexpr int kManySms = 64;
   constexpr std::int64_t kManyTokens = 8;  // of a multiprocessor
+  E4m3Shape shape{job.num_sms, 0, 0};
   if (!job.bulk || !job.link || job.num_sms >= kManySms || job.tokens < kManyTokens * job.num_sms) {
+    return shape;
+  }
+  const auto steps = static_cast<int>((job.row_bytes + kStepBytes - 1) / kStepBytes);
+  const int pieces = (steps + kMostSteps - 1) / kMostSteps;
+  shape.piece_steps = (steps + pieces - 1) / pieces;
+  shape.pieces = (steps + shape.piece_steps - 1) / shape.piece_steps;  // none is empty
+  return shape;
+}
+
+cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
+                                      const E4m3Shape& shape, std::int64_t hidden,
+                                      cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
+  const bool overlaps = table.rank[0].send.overlaps;
+  if (shape.pieces == 0) {
     return launch_kernel(overlaps, dispatch_send_e4m3, grid, kCopyThreads, 0, stream, table,
                          static_cast<std::uint32_t>(hidden));
   }
-  const std::int64_t steps = (hidden + kStepBytes - 1) / kStepBytes;
-  const std::int64_t of_row = (steps + kMostSteps - 1) / kMostSteps;
-  const std::int64_t each = (steps + of_row - 1) / of_row;
-  const Pieces pieces{static_cast<std::uint32_t>((steps + each - 1) / each),
-                      static_cast<std::uint32_t>(each), true};
-  const std::size_t shared =
-      piece_bytes(static_cast<int>(each), true, true) * kBulkWarps * kBuffers;
+  const Pieces pieces{static_cast<std::uint32_t>(shape.pieces),
+                      static_cast<std::uint32_t>(shape.piece_steps), true};
+  const std::size_t shared = piece_bytes(shape.piece_steps, true, true) * kBulkWarps * kBuffers;
   return launch_kernel(overlaps, dispatch_send_e4m3_bulk, grid, kBulkThreads, shared, stream, table,
                        pieces);
 }

@@ -105,9 +105,16 @@ cudaError_t launch_plan_dispatch(const RankTable<PlanDispatchArgs>& table, int r
 cudaError_t launch_dispatch_send(const RankTable<DispatchSendArgs>& table, int ranks,
                                  const DispatchShape& shape, cudaStream_t stream);
 // bf16 rows are sent as Wire::e4m3_block128, their scales row-major in the plane of scales. hidden is
-// a multiple of 16. Of the job: tokens, num_sms, bulk and link.
+// a multiple of 16.
+struct E4m3Shape {
+  int blocks = 0;
+  int pieces = 0;       // of a row; 0: ordinary loads and stores instead of bulk copies
+  int piece_steps = 0;  // 512 elements
+};
+// Pure. Of the job: tokens, row_bytes (which is hidden here), num_sms, bulk and link.
+[[nodiscard]] E4m3Shape choose_e4m3_shape(const DispatchJob& job);
 cudaError_t launch_dispatch_send_e4m3(const RankTable<DispatchSendArgs>& table, int ranks,
-                                      const DispatchJob& job, std::int64_t hidden,
+                                      const E4m3Shape& shape, std::int64_t hidden,
                                       cudaStream_t stream);
 // Rows of any dtype are sent in `format`, which is another than theirs; or have it already
 // (Outgoing::converted).

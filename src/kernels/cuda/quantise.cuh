@@ -109,8 +109,8 @@ __device__ void quantise(LaneBlock (&blocks)[kBlocks]) {
     std::uint32_t codes[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float2 two = {quotient_by(by, bf16_low(pairs[b][i])),
-                          quotient_by(by, bf16_high(pairs[b][i]))};
+      const float2 two = {near_quotient_by(by, bf16_low(pairs[b][i])),
+                          near_quotient_by(by, bf16_high(pairs[b][i]))};
       codes[i] = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
     }
     blocks[b].codes = {codes[0] | (codes[1] << 16), codes[2] | (codes[3] << 16),

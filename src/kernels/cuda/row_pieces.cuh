@@ -36,7 +36,7 @@ struct Buffers {
   std::uint64_t* loaded;
 };
 
-// Tokens [begin, end) of a block.
+// Tokens [begin, end) of a block, or of a rank.
 struct Chunk {
   std::uint32_t begin, end;
 };

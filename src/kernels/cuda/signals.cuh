@@ -122,7 +122,7 @@ struct StageBegin {
 };
 
 // What one thread of a block asks for before anything else; `previous` is the epoch counter that the
-// last block of this launch advances (finish_stage), so no block reads it too late.
+// last block of this launch to be done, or to have looked, advances; so no block reads it too late.
 struct StageLook {
   std::uint32_t before;
   std::uint64_t fault;

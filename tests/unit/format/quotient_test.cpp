@@ -78,29 +78,39 @@ TEST_F(ExactQuotient, IsNotForDivisorsThatAnInfinityMakes) {
   EXPECT_FALSE(divisor_of(std::nanf("")).bounded);
 }
 
-// Every bf16 that is an amax, and every x that has a code other than zero with it.
+// Every x of bf16 up to amax with a code other than zero; whatever reciprocal a device may make.
+void expect_the_codes_of_divisions(std::uint32_t amax_bits, float raise, float divisor) {
+  constexpr std::uint32_t kExponents = 19;  // 448 and half of 2^-9 are 2^18 apart
+  const std::uint32_t first =
+      amax_bits > kExponents << 7 ? amax_bits - (kExponents << 7) : std::uint32_t{0};
+  const std::uint32_t exact = float_bits(1.0F / divisor);
+  for (const std::uint32_t near : {exact - 1, exact, exact + 1}) {
+    const SplitReciprocal by = split_reciprocal(divisor, bits_float(near));
+    ASSERT_GT(by.low, 0.0F) << divisor;
+    for (std::uint32_t bits = first; bits <= amax_bits; ++bits) {
+      const float x = bits_float(bits << 16) * raise;
+      ASSERT_EQ(float_to_low<E4M3>(near_quotient_by(by, x)), float_to_low<E4M3>(x / divisor))
+          << x << " / " << divisor;
+    }
+    ASSERT_EQ(float_bits(near_quotient_by(by, -0.0F)), float_bits(-0.0F));
+    ASSERT_TRUE(std::isnan(near_quotient_by(by, std::nanf(""))));
+  }
+}
+
 TEST(Bf16AsE4m3, HasTheCodesAndScalesOfTheDivisions) {
   constexpr std::uint32_t kInfinity = 0x7F80;
-  constexpr std::uint32_t kExponents = 19;  // 448 and half of 2^-9 are 2^18 apart
   for (std::uint32_t bits = 1; bits < kInfinity; ++bits) {
     const float amax = bits_float(bits << 16);
-    if (amax < 0x1p-80F) continue;
     const float scale = amax / 448.0F;
-    ASSERT_EQ(float_bits(e4m3_scale(amax)), float_bits(scale)) << amax;
-    // Whatever of the approximations that a device may make.
-    const std::uint32_t exact = float_bits(1.0F / scale);
-    const SplitReciprocal by = split_reciprocal(scale, bits_float(exact - 1 + bits % 3));
-    ASSERT_GT(by.low, 0.0F) << amax;
-    const std::uint32_t first = bits > kExponents << 7 ? bits - (kExponents << 7) : 0;
-    for (std::uint32_t x_bits = first; x_bits <= bits; ++x_bits) {
-      const float x = bits_float(x_bits << 16);
-      ASSERT_EQ(float_to_low<E4M3>(quotient_by(by, x)), float_to_low<E4M3>(x / scale))
-          << x << " of " << amax;
+    const bool small = amax < 0x1p-80F;  // rows that kernels raise first
+    if (!small) {
+      ASSERT_EQ(float_bits(e4m3_scale(amax)), float_bits(scale)) << amax;
     }
-    ASSERT_EQ(float_to_low<E4M3>(quotient_by(by, -amax)), float_to_low<E4M3>(-amax / scale));
-    ASSERT_EQ(float_bits(quotient_by(by, -0.0F)), float_bits(-0.0F));
-    ASSERT_TRUE(std::isnan(quotient_by(by, std::nanf(""))));
+    const float raise = small ? 0x1p100F : 1.0F;
+    ASSERT_NO_FATAL_FAILURE(expect_the_codes_of_divisions(bits, raise, scale * raise));
   }
+  // A block with an infinity.
+  expect_the_codes_of_divisions(kInfinity - 1, 1.0F, std::numeric_limits<float>::max() / 448.0F);
 }
 
 }  // namespace
