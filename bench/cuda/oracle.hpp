@@ -186,7 +186,8 @@ inline std::vector<Origin> origins_of(const Shape& shape, int rank) {
     for (int token = 0; token < shape.tokens; ++token) {
       bool here = false;
       for (int k = 0; k < shape.topk; ++k) {
-        const int id = choices.ids[static_cast<std::size_t>(token * shape.topk + k)];
+        const int at = token * shape.topk + k;
+        const int id = choices.ids[static_cast<std::size_t>(at)];
         if (id < first || id >= end) continue;
         here = true;
         if (!by_token) runs[static_cast<std::size_t>(id - first)].push_back({source, token, id});
