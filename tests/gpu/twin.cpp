@@ -1,11 +1,9 @@
 #include "gpu/twin.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
+#include "gpu/compare.hpp"
 #include "wherry/group.hpp"
 
 namespace wherry::test {
@@ -13,69 +11,6 @@ namespace wherry::test {
 namespace {
 
 std::size_t size(std::int64_t value) { return static_cast<std::size_t>(value); }
-
-// Bits, so NaN and the sign of zero count.
-template <typename T>
-bool same_bits(const T& a, const T& b) {
-  const auto* x = reinterpret_cast<const std::byte*>(&a);
-  return std::equal(x, x + sizeof(T), reinterpret_cast<const std::byte*>(&b));
-}
-
-[[noreturn]] void differ(const Case& test, int rank, int step, const std::string& what) {
-  throw std::runtime_error(fmt::format("{}: rank {}, step {}: {}", test.name(), rank, step, what));
-}
-
-template <typename T>
-void compare(const Case& test, int rank, int step, const char* what, const std::vector<T>& cpu,
-             const std::vector<T>& gpu) {
-  if (cpu.size() != gpu.size()) {
-    differ(
-        test, rank, step,
-        fmt::format("{} has {} entries on the CPU, {} on the GPU", what, cpu.size(), gpu.size()));
-  }
-  for (std::size_t i = 0; i < cpu.size(); ++i) {
-    if (same_bits(cpu[i], gpu[i])) continue;
-    differ(test, rank, step,
-           fmt::format("{}[{}] is {} on the CPU, {} on the GPU", what, i, cpu[i], gpu[i]));
-  }
-}
-
-void compare_plans(const Case& test, int rank, int step, const PlanData& cpu, const PlanData& gpu) {
-  const auto check = [&](const char* what, const auto& a, const auto& b) {
-    compare(test, rank, step, what, a, b);
-  };
-  check("dest", cpu.dest, gpu.dest);
-  check("slot", cpu.slot, gpu.slot);
-  check("row", cpu.row, gpu.row);
-  check("token_row", cpu.token_row, gpu.token_row);
-  check("weight", cpu.weight, gpu.weight);
-  check("repeat", cpu.repeat, gpu.repeat);
-  check("slot_counts", cpu.slot_counts, gpu.slot_counts);
-  check("slot_begin", cpu.slot_begin, gpu.slot_begin);
-  check("token_rows_from", cpu.token_rows_from, gpu.token_rows_from);
-  check("token_rows_to", cpu.token_rows_to, gpu.token_rows_to);
-  check("rows_to", cpu.rows_to, gpu.rows_to);
-  check("dropped", cpu.dropped, gpu.dropped);
-  const std::vector<std::int64_t> of_cpu{cpu.tokens, cpu.rows_received, cpu.token_rows_received};
-  const std::vector<std::int64_t> of_gpu{gpu.tokens, gpu.rows_received, gpu.token_rows_received};
-  check("totals", of_cpu, of_gpu);
-}
-
-// Rows [begin, end) of both.
-void compare_rows(const Case& test, int rank, int step, const char* what, const std::byte* cpu,
-                  std::int64_t cpu_pitch, const std::byte* gpu, std::int64_t gpu_pitch,
-                  std::int64_t row_bytes, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t row = begin; row < end; ++row) {
-    const std::byte* a = cpu + row * cpu_pitch;
-    const std::byte* b = gpu + row * gpu_pitch;
-    if (std::memcmp(a, b, size(row_bytes)) == 0) continue;
-    std::int64_t at = 0;
-    while (a[at] == b[at]) ++at;
-    differ(test, rank, step,
-           fmt::format("{} row {} byte {} is {:02x} on the CPU, {:02x} on the GPU", what, row, at,
-                       std::to_integer<int>(a[at]), std::to_integer<int>(b[at])));
-  }
-}
 
 // What an expert makes of a row: it depends on the slot, and on the rank for rows that several share.
 void expert(DType x_dtype, const std::byte* x, DType y_dtype, std::byte* y, std::int64_t hidden,
@@ -145,8 +80,9 @@ class Twin {
     const Received there = dispatch(input);
     GPU_OK(cudaStreamSynchronize(stream_));
     gpu_.check();
-    compare_plans(test_, rank, number, cpu_plan_.to_host(), gpu_plan_.to_host());
-    compare_received(number, here, there);
+    const At at{test_, rank, number};
+    compare_plans(at, cpu_plan_.to_host(), gpu_plan_.to_host());
+    compare_received(at, cpu_plan_.to_host(), here, there);
     if (config.dtype == DType::raw) {
       cpu_.release(here);
       gpu_.release(there);
@@ -159,7 +95,7 @@ class Twin {
   void compare_loads() {
     const auto cpu = cpu_.loads();
     const auto gpu = gpu_.loads();
-    compare(test_, group_.rank(), -1, "loads", std::vector<std::int64_t>(cpu.begin(), cpu.end()),
+    compare({test_, group_.rank(), -1}, "loads", std::vector<std::int64_t>(cpu.begin(), cpu.end()),
             std::vector<std::int64_t>(gpu.begin(), gpu.end()));
   }
 
@@ -256,109 +192,6 @@ class Twin {
   }
   [[nodiscard]] bool token_rows() const { return test_.config.layout == Layout::tokens; }
 
-  void compare_received(int number, const Received& here, const Received& there) {
-    const int rank = group_.rank();
-    const PlanData& plan = cpu_plan_.to_host();
-    const std::int64_t bytes = here.rows.row_bytes();
-    const std::int64_t rows = token_rows() ? plan.token_rows_received : plan.slot_begin.back();
-    const auto gpu_rows =
-        download(static_cast<const std::byte*>(there.rows.data), size(rows * there.rows.pitch()));
-    const auto compare_run = [&](std::int64_t begin, std::int64_t end) {
-      compare_rows(test_, rank, number, "received", here.rows.row(0), here.rows.pitch(),
-                   gpu_rows.data(), there.rows.pitch(), bytes, begin, end);
-      compare_scales(number, here, there, begin, end);
-    };
-    if (test_.config.layout == Layout::slots) {
-      for (std::size_t slot = 0; slot < plan.slot_counts.size(); ++slot) {
-        compare_run(plan.slot_begin[slot], plan.slot_begin[slot] + plan.slot_counts[slot]);
-      }
-    } else {
-      compare_run(0, rows);
-    }
-    compare_lists(number, here, there);
-  }
-
-  // Both planes are laid out for the same rows, and only what belongs to a row is promised.
-  void compare_scales(int number, const Received& here, const Received& there, std::int64_t begin,
-                      std::int64_t end) {
-    if (here.scales == nullptr) return;
-    const int rank = group_.rank();
-    const WireFormat& wire = here.wire;
-    if (there.scale_rows != here.scale_rows || !(there.wire == wire)) {
-      differ(test_, rank, number, "the scales are laid out in another way");
-    }
-    const std::int64_t rows = here.scale_rows;
-    const auto* cpu = static_cast<const std::byte*>(here.scales);
-    const auto gpu =
-        download(static_cast<const std::byte*>(there.scales), size(scale_plane_bytes(wire, rows)));
-    const auto same = [&](std::int64_t row, std::int64_t at, std::int64_t bytes) {
-      if (std::memcmp(cpu + at, gpu.data() + at, size(bytes)) == 0) return;
-      differ(
-          test_, rank, number,
-          fmt::format("the scale of row {} at byte {} of the plane is {:02x} on the CPU, "
-                      "{:02x} on the GPU",
-                      row, at, std::to_integer<int>(cpu[at]), std::to_integer<int>(gpu[size(at)])));
-    };
-    const bool packed = wire.scale_layout == ScaleLayout::packed_ue8m0;
-    for (std::int64_t row = begin; row < end; ++row) {
-      if (wire.scale_layout == ScaleLayout::row_major) {
-        same(row, scale_offset(wire, rows, row, 0), wire.scale_bytes);
-        continue;
-      }
-      for (std::int64_t block = 0; block < wire.num_blocks; block += packed ? 4 : 1) {
-        const bool word = packed || wire.scale_type == ScaleType::f32;
-        same(row, scale_offset(wire, rows, row, block), word ? 4 : 1);
-      }
-      if (wire.scale_type == ScaleType::e4m3_f32) {
-        same(row, row_scale_offset(wire, rows, row), 4);
-      }
-    }
-  }
-
-  void compare_lists(int number, const Received& here, const Received& there) {
-    const int rank = group_.rank();
-    const PlanData& plan = cpu_plan_.to_host();
-    const auto narrow_down = [](const std::vector<std::int64_t>& wide) {
-      return std::vector<std::int32_t>(wide.begin(), wide.end());
-    };
-    compare(test_, rank, number, "device.slot_counts", narrow_down(plan.slot_counts),
-            download(there.device.slot_counts, plan.slot_counts.size()));
-    compare(test_, rank, number, "device.slot_begin", narrow_down(plan.slot_begin),
-            download(there.device.slot_begin, plan.slot_begin.size()));
-    compare(test_, rank, number, "device.num_rows",
-            narrow_down({plan.rows_received, plan.token_rows_received}),
-            download(there.device.num_rows, 2));
-    if (test_.scalars) compare_scalars(number, here, there);
-    if (!token_rows()) return;
-    compare(test_, rank, number, "gather", {here.gather.begin(), here.gather.end()},
-            download(there.device.gather, here.gather.size()));
-    const auto choices = download(there.device.choices, here.choices.size());
-    for (std::size_t i = 0; i < choices.size(); ++i) {
-      if (same_bits(choices[i], here.choices[i])) continue;
-      differ(test_, rank, number,
-             fmt::format("choice {}: slot {}, weight {}, position {} on the CPU, {}, {}, {} on the "
-                         "GPU",
-                         i, here.choices[i].local_slot, here.choices[i].weight,
-                         here.choices[i].position, choices[i].local_slot, choices[i].weight,
-                         choices[i].position));
-    }
-  }
-
-  // Those of rows that something fills; of padding between segments too.
-  void compare_scalars(int number, const Received& here, const Received& there) {
-    const PlanData& plan = cpu_plan_.to_host();
-    const auto gpu = download(there.device.row_scalars, size(plan.slot_begin.back()));
-    for (std::size_t slot = 0; slot < plan.slot_counts.size(); ++slot) {
-      for (std::int64_t i = 0; i < plan.slot_counts[slot]; ++i) {
-        const std::size_t at = size(plan.slot_begin[slot] + i);
-        if (same_bits(gpu[at], here.row_scalars[at])) continue;
-        differ(test_, group_.rank(), number,
-               fmt::format("scalar {} is {} on the CPU, {} on the GPU", at, here.row_scalars[at],
-                           gpu[at]));
-      }
-    }
-  }
-
   // Runs the experts on the host for both.
   void combine(int number, const Received& here) {
     const int rank = group_.rank();
@@ -442,11 +275,11 @@ class Twin {
     GPU_OK(cudaStreamSynchronize(stream_));
     gpu_.check();
     const auto of_gpu = download(sums_.as<std::byte>(), sums.size());
-    compare_rows(test_, rank, number, "sums", sums.data(), row_bytes_, of_gpu.data(), row_bytes_,
-                 row_bytes_, 0, tokens);
+    const At at{test_, rank, number};
+    compare_rows(at, "sums", {sums.data(), row_bytes_}, {of_gpu.data(), row_bytes_}, row_bytes_,
+                 {0, tokens});
     if (!test_.scalars) return;
-    compare(test_, rank, number, "scalars home", home,
-            download(scalars_home_.as<float>(), home.size()));
+    compare(at, "scalars home", home, download(scalars_home_.as<float>(), home.size()));
   }
 
   void upload_results(const TensorView& y) {
