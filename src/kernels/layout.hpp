@@ -42,6 +42,17 @@ inline constexpr int kCountGenerations = 2;              // design 5.5: plan p p
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Parts of `total` that are equal but for the last, at most `most` of them, and none empty. Both are 1 or more.
+struct Parts {
+  std::uint32_t count;
+  std::uint32_t each;
+};
+[[nodiscard]] WHERRY_HD constexpr Parts even_parts(std::uint32_t total,
+                                                   std::uint32_t most) noexcept {
+  const std::uint32_t each = (total + most - 1) / most;
+  return {(total + each - 1) / each, each};
+}
+
 // One word that a peer writes, with a doorbell of its own on its cache line: a waiter that sleeps is
 // woken by the signal it waits for and by no other.
 struct SignalWord {

@@ -194,24 +194,21 @@ VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes, Sharing how)
 
 VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes, const Fd& shared)
     : bytes_(layout::round_up(bytes, kPage)) {
-  const DeviceGuard guard(ordinal);
-  CUmemGenericAllocationHandle imported = 0;
   const auto number = static_cast<std::uintptr_t>(shared.get());
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver takes the number of a descriptor so
-  check(driver().import(&imported, reinterpret_cast<void*>(number),
-                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-        "cuMemImportFromShareableHandle");
-  handle_ = imported;
-  map(ordinal);
+  import(ordinal, reinterpret_cast<void*>(number), Sharing::file_descriptor);
 }
 
 VirtualMemory::VirtualMemory(int ordinal, std::uint64_t bytes, const FabricHandle& shared)
     : bytes_(layout::round_up(bytes, kPage)) {
+  FabricHandle theirs = shared;
+  import(ordinal, theirs.data(), Sharing::fabric_handle);
+}
+
+void VirtualMemory::import(int ordinal, void* shared, Sharing how) {
   const DeviceGuard guard(ordinal);
   CUmemGenericAllocationHandle imported = 0;
-  FabricHandle theirs = shared;
-  check(driver().import(&imported, theirs.data(), CU_MEM_HANDLE_TYPE_FABRIC),
-        "cuMemImportFromShareableHandle");
+  check(driver().import(&imported, shared, type_of(how)), "cuMemImportFromShareableHandle");
   handle_ = imported;
   map(ordinal);
 }

@@ -84,6 +84,7 @@ class VirtualMemory final : public WindowMemory {
   [[nodiscard]] FabricHandle fabric_handle() const;
 
  private:
+  void import(int ordinal, void* shared, Sharing how);
   void map(int ordinal);
   void unmap() noexcept;
 

@@ -134,11 +134,10 @@ CombineShape choose_combine_shape(const CombineJob& job) {
   const std::int64_t wanted = job.tokens > 0 ? (warps + job.tokens - 1) / job.tokens : 1;
   CombineShape shape;
   shape.blocks = job.num_sms;
-  const auto vectors = static_cast<std::int64_t>((job.row_bytes + 15) / 16);
-  const std::int64_t parts = wanted < most ? wanted : most;
-  const std::int64_t part_vectors = (vectors + parts - 1) / parts;
-  // No part is empty: one that began behind the row's end would not end.
-  shape.parts = static_cast<int>((vectors + part_vectors - 1) / part_vectors);
+  // A part that began behind the row's end would not end.
+  const auto vectors = static_cast<std::uint32_t>((job.row_bytes + 15) / 16);
+  const auto parts = static_cast<std::uint32_t>(wanted < most ? wanted : most);
+  shape.parts = static_cast<int>(layout::even_parts(vectors, parts).count);
   shape.threads = threads;
   return shape;
 }

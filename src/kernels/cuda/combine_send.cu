@@ -27,8 +27,7 @@ __device__ void sum_partials(const CombineSendArgs& args) {
   const std::uint32_t warps = gridDim.x * kWarps;
   const std::uint32_t most = (vectors + kWarpLanes - 1) / kWarpLanes;
   const std::uint32_t wanted = token_rows == 0 ? 1 : (warps + token_rows - 1) / token_rows;
-  const std::uint32_t part_vectors = (vectors + min(wanted, most) - 1) / min(wanted, most);
-  const std::uint32_t parts = (vectors + part_vectors - 1) / part_vectors;  // none is empty
+  const auto [parts, part_vectors] = layout::even_parts(vectors, min(wanted, most));
   for (std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
        item < token_rows * parts; item += warps) {
     const std::uint32_t token_row = item / parts;

@@ -109,7 +109,6 @@ struct Target {
   std::byte* row;
   std::byte* scales;
 };
-
 __device__ inline Target target_of(const Outgoing& send, std::uint32_t row_bytes, const Base& base,
                                    const Place& place) {
   const Choice& choice = place.choice;
@@ -119,6 +118,7 @@ __device__ inline Target target_of(const Outgoing& send, std::uint32_t row_bytes
       static_cast<std::uint32_t>(send.rows == Rows::per_rank ? choice.token_row : choice.row);
   return {sends, base.row + std::uint64_t{row} * row_bytes, base.scales + row * send.scale_pitch};
 }
+
 // One warp, a piece, by bulk copies, each of the lane that has the place. (They leave one after the
 // other.)
 template <bool kQuantised>

@@ -187,10 +187,10 @@ E4m3Shape choose_e4m3_shape(const DispatchJob& job) {
   if (!job.bulk || !job.link || job.num_sms >= kManySms || job.tokens < kManyTokens * job.num_sms) {
     return shape;
   }
-  const auto steps = static_cast<int>((job.row_bytes + kStepBytes - 1) / kStepBytes);
-  const int pieces = (steps + kMostSteps - 1) / kMostSteps;
-  shape.piece_steps = (steps + pieces - 1) / pieces;
-  shape.pieces = (steps + shape.piece_steps - 1) / shape.piece_steps;  // none is empty
+  const auto steps = static_cast<std::uint32_t>((job.row_bytes + kStepBytes - 1) / kStepBytes);
+  const auto [pieces, each] = layout::even_parts(steps, (steps + kMostSteps - 1) / kMostSteps);
+  shape.pieces = static_cast<int>(pieces);
+  shape.piece_steps = static_cast<int>(each);
   return shape;
 }
 

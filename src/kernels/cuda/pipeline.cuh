@@ -29,9 +29,6 @@ __device__ inline void barrier_expect_bytes(std::uint32_t barrier, std::uint32_t
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-__device__ inline void barrier_arrive(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done = 0;
   while (done == 0) {
@@ -60,10 +57,6 @@ __device__ inline void bulk_load(std::uint32_t to_shared, const void* from, std:
           "r"(to_shared),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
-}
-// Asks for what will be loaded soon.
-__device__ inline void bulk_prefetch(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // Rows that do not fit into the second-level cache are the first to go from it, so that other things stay
 // (1 % at 8 ranks x 16 SMs; decode with 128 tokens 30.2 -> 27.6 us). Others stay, since they are read soon.
