@@ -164,12 +164,31 @@ Shape grouped(int ranks, int num_sms, Reduction reduction, SumAt sum_at) {
   return shape;
 }
 
+std::vector<Shape> decode_over_link(int ranks) {
+  std::vector<Shape> shapes;
+  for (const int num_sms : {16, 64}) {
+    for (const int tokens : {128, 16, 1}) shapes.push_back(decode(ranks, tokens, num_sms));
+    // The same with one row home for each (token, rank).
+    for (const int tokens : {128, 16, 1}) {
+      Shape by_rank = decode(ranks, tokens, num_sms);
+      by_rank.reduction = Reduction::by_rank;
+      by_rank.sum_at = SumAt::expert;
+      shapes.push_back(by_rank);
+    }
+  }
+  return shapes;
+}
+
 std::vector<Shape> shapes_of(RanksAs ranks_as, const std::string& which) {
   const bool quick = which == "quick";
   std::vector<Shape> shapes;
   const bool only_decode = which == "decode";
   if (only_decode && ranks_as != RanksAs::gpus) {
     for (const int tokens : {128, 16, 1}) shapes.push_back(decode(8, tokens));
+    for (Shape shape : decode_over_link(2)) {
+      shape.kernels = "cuda_link";  // on one GPU, by what would run on two
+      shapes.push_back(shape);
+    }
     return shapes;
   }
   if (ranks_as == RanksAs::gpus) {
@@ -194,14 +213,7 @@ std::vector<Shape> shapes_of(RanksAs ranks_as, const std::string& which) {
       shape.e4m3 = true;
       shapes.push_back(shape);
     }
-    for (const int num_sms : {16, 64}) {
-      for (const int tokens : {128, 16, 1}) shapes.push_back(decode(devices, tokens, num_sms));
-      // The same tokens with one row home for each (token, rank).
-      Shape by_rank = decode(devices, 128, num_sms);
-      by_rank.reduction = Reduction::by_rank;
-      by_rank.sum_at = SumAt::expert;
-      shapes.push_back(by_rank);
-    }
+    for (const Shape& shape : decode_over_link(devices)) shapes.push_back(shape);
     return shapes;
   }
   for (const auto& [ranks, num_sms] :

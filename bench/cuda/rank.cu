@@ -124,6 +124,8 @@ cuda::DeviceMemory upload(int ordinal, const std::vector<T>& values) {
   cuda::check(
       cudaMemcpy(memory.get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
       kWhere, "cudaMemcpy");
+  // From pageable memory it returns when all is on its way, and other streams do not wait for it.
+  cuda::check(cudaStreamSynchronize(nullptr), kWhere, "cudaMemcpy");
   return memory;
 }
 

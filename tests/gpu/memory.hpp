@@ -23,7 +23,7 @@ class Buffer {
  public:
   explicit Buffer(std::size_t bytes) : bytes_(bytes == 0 ? 16 : bytes) {
     GPU_OK(cudaMalloc(&data_, bytes_));
-    GPU_OK(cudaMemset(data_, 0xFF, bytes_));
+    poison();
   }
   ~Buffer() { static_cast<void>(cudaFree(data_)); }
   Buffer(const Buffer&) = delete;
@@ -36,10 +36,17 @@ class Buffer {
   }
   void upload(const void* from, std::size_t bytes) {
     GPU_OK(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
+    wait();
   }
-  void poison() { GPU_OK(cudaMemset(data_, 0xFF, bytes_)); }
+  void poison() {
+    GPU_OK(cudaMemset(data_, 0xFF, bytes_));
+    wait();
+  }
 
  private:
+  // Both may return before the memory holds it, and other streams do not wait for them.
+  static void wait() { GPU_OK(cudaStreamSynchronize(nullptr)); }
+
   void* data_ = nullptr;
   std::size_t bytes_;
 };
