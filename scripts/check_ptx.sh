@@ -12,7 +12,8 @@ failures=0
 fail() { echo "check_ptx: $*" >&2; failures=$((failures + 1)); }
 
 kernels=(count plan_dispatch dispatch_send dispatch_send_e4m3 dispatch_send_converted dispatch_recv
-         combine_send combine_send_converted combine_recv combine_recv_bulk combine_recv_converted copy_rows
+         combine_send combine_send_converted combine_recv combine_recv_bulk combine_recv_converted
+         combine_partials copy_rows
          convert_rows scalars tell)
 for name in "${kernels[@]}"; do
   "${nvcc}" -std=c++20 -O3 --fmad=false -Isrc -Iinclude -arch=compute_90a -ptx \
@@ -51,12 +52,12 @@ for file in "${folder}"/*.entry; do
     signal=$(first "${file}" "${signals}")
     fence=$(last <(head -"${signal}" "${file}") 'fence\.acq_rel\.sys')
     case ${file} in
-      */combine_recv.* | */combine_recv_bulk.* | */combine_recv_converted.* | */tell.*) ;;  # one block, or what earlier kernels have written
+      */combine_send.* | */combine_recv.* | */combine_recv_bulk.* | */combine_recv_converted.* | */tell.*) ;;  # one block, or what earlier kernels have written
       *) [ -n "${arrival}" ] || fail "$(basename "${file}"): signals without an arrival counter (atom.acq_rel.gpu)" ;;
     esac
     [ -n "${fence}" ] || fail "$(basename "${file}"): signals without fence.acq_rel.sys before it"
     case ${file} in
-      */combine_recv.* | */combine_recv_bulk.* | */combine_recv_converted.* | */tell.*) ;;  # its signal says that earlier kernels have finished
+      */combine_send.* | */combine_recv.* | */combine_recv_bulk.* | */combine_recv_converted.* | */tell.*) ;;  # its signal says that earlier kernels have finished
       *) [ "${arrival:-999999}" -lt "${fence:-0}" ] || fail "$(basename "${file}"): fences before all blocks arrived" ;;
     esac
   fi
@@ -68,7 +69,7 @@ for file in "${folder}"/*.entry; do
     [ "${written:-999999}" -lt "${arrival}" ] || fail "$(basename "${file}"): arrives before its bulk stores are written"
   fi
 done
-for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,dispatch_recv,combine_recv,combine_recv_bulk,combine_recv_converted,plan_dispatch,tell}.*.entry; do
+for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,dispatch_recv,combine_recv,combine_recv_bulk,combine_recv_converted,combine_partials,plan_dispatch,tell}.*.entry; do
   has "${file}" 'ld\.acquire\.sys' "acquiring wait (ld.acquire.sys)"
 done
 # What peers have written is bulk-loaded only behind the fence between the two proxies.
@@ -80,11 +81,11 @@ for file in "${folder}"/combine_recv_bulk.*.entry; do
     fail "$(basename "${file}"): bulk loads before fence.proxy.async"
 done
 # A kernel that may begin early waits for the ones before it ahead of everything that they write.
-for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,combine_recv,combine_recv_bulk}.*.entry; do
+for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,combine_send,combine_recv,combine_recv_bulk,combine_partials}.*.entry; do
   [ "$(first "${file}" 'griddepcontrol\.wait')" -lt "$(first "${file}" 'ld\.(relaxed|acquire)\.sys')" ] ||
     fail "$(basename "${file}"): reads before griddepcontrol.wait"
 done
-for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,combine_send,combine_send_converted,plan_dispatch,tell}.*.entry; do
+for file in "${folder}"/{dispatch_send,dispatch_send_e4m3,dispatch_send_converted,combine_send,combine_send_converted,combine_partials,plan_dispatch,tell}.*.entry; do
   has "${file}" "${signals}" "signal (st.relaxed.sys after a fence)"
 done
 # A part of a signal is red.relaxed.sys.add of one word; every block fences before it adds its own.

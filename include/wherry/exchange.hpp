@@ -77,7 +77,7 @@ struct ExchangeConfig {
       std::nullopt;  // default: by_rank for grouped and tokens, by_token for slots
   Weights weights = Weights::multiply;
   // by_rank only; default: home, or expert where combine_wire converts (sums must not be converted
-  // twice, so home is refused there)
+  // twice, so home is refused there), and between GPUs
   std::optional<SumAt> sum_at = std::nullopt;
   // How rows travel. With a wire that converts, dispatch_send quantises each token once and rows
   // arrive in that format with their scales apart; results (by_token, tokens) or the sums of each
@@ -110,7 +110,8 @@ struct ExchangeConfig {
 
   [[nodiscard]] Reduction effective_reduction() const noexcept;
   [[nodiscard]] SumAt effective_sum_at() const noexcept;
-  // Bytes of the window every rank registers, exactly. Throws bad_argument as the constructor does.
+  // Bytes of the window every rank registers, exactly; ranks on several GPUs: with sum_at set, since its
+  // default is another there. Throws bad_argument as the constructor does.
   [[nodiscard]] std::uint64_t window_bytes(int ranks) const;
   // (field, value) of everything that must agree, for comparison and for people.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> describe(int ranks) const;

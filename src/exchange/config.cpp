@@ -72,7 +72,7 @@ Reduction ExchangeConfig::effective_reduction() const noexcept {
 SumAt ExchangeConfig::effective_sum_at() const noexcept {
   const bool converts =
       combine_wire != Wire::same && !WireFormat{.wire = combine_wire, .dtype = dtype}.keeps_dtype();
-  return sum_at.value_or(converts ? SumAt::expert : SumAt::home);
+  return sum_at.value_or(converts || kernels == "cuda_link" ? SumAt::expert : SumAt::home);
 }
 
 namespace {

@@ -17,8 +17,9 @@
 //   home_scales [depth][home_capacity]                            home_scale_pitch bytes a row
 //
 // `rows` and what belongs to them are written by peers in dispatch_send and read by this rank;
-// `results` and `partials` are written by this rank; what goes home, the partials where there are any,
-// else the results, is read by the home ranks in combine_recv, together with its scales.
+// `results` are written by this rank. What goes home, the partials where there are any, else the results,
+// is read by the home ranks in combine_recv, together with its scales: pulled. But on GPUs partials are
+// pushed: each rank writes what it has of a peer's tokens into that peer's window, in a part of its own.
 #pragma once
 
 #include <cstddef>
@@ -157,6 +158,8 @@ struct WindowLayout {
   std::uint64_t row_bytes, row_pitch, row_capacity, token_row_capacity;
   std::uint64_t result_bytes, result_pitch, result_capacity, scalar_capacity;
   std::uint64_t partial_bytes, partial_pitch, partial_capacity;
+  std::uint64_t
+      pushed_capacity;  // partials that one rank may push: max_tokens (GPUs have no replicated groups)
   std::uint64_t scale_plane_bytes, home_scale_pitch, home_capacity;
   std::uint64_t signals, counts, rows, scales, scalars, tokens, results, result_scalars, partials,
       home_scales;
@@ -209,6 +212,12 @@ struct WindowLayout {
                                                           std::uint64_t at) const noexcept {
     return partials + (generation * partial_capacity + at) * partial_pitch;
   }
+  // Which partial the `at`-th token row that this rank has sent to `peer` becomes, where they are pushed. (What is
+  // not converted is pushed by others only: combine_partials.cu keeps sums of its own tokens in its own part.)
+  [[nodiscard]] WHERRY_HD constexpr std::uint64_t pushed(std::uint64_t peer,
+                                                         std::uint64_t at) const noexcept {
+    return peer * pushed_capacity + at;
+  }
   // The scales of result or partial `at`, whichever goes home.
   [[nodiscard]] WHERRY_HD constexpr std::uint64_t home_scale(std::uint64_t generation,
                                                              std::uint64_t at) const noexcept {
@@ -240,6 +249,7 @@ struct WindowLayout {
   l.partial_bytes = p.partial_bytes;
   l.partial_pitch = round_up(p.partial_bytes, kRowAlignment);
   l.partial_capacity = p.partial_capacity;
+  l.pushed_capacity = p.ranks == 0 ? 0 : p.partial_capacity / p.ranks;
   l.scalar_capacity = p.scalar_capacity;
   l.scale_plane_bytes = round_up(p.scale_plane_bytes, kRowAlignment);
   l.home_scale_pitch = round_up(p.home_scale_bytes, kRowAlignment);

@@ -99,9 +99,12 @@ std::vector<Case> cases_of(int ranks) {
   // Many tokens and experts: several blocks count.
   cases.push_back(case_of(kPairs[0], make_batch(2000 * ranks, ranks, 257, 8, 64, 46, 0.05)));
   cases.push_back(case_of(kPairs[3], make_batch(1500 * ranks, ranks, 64, 8, 512, 47, 0.05)));
-  for (const Pair& pair : {kPairs[0], kPairs[2], kPairs[3], kPairs[4]}) {
+  for (const Pair& pair : {kPairs[0], kPairs[2], kPairs[3], kPairs[4], kPairs[6]}) {
     Case link = case_of(pair, make_batch(300 * ranks, ranks, 40, 8, 1032, 58, 0.05));
     link.config.kernels = "cuda_link";
+    cases.push_back(link);
+    link.config.num_sms = 1;  // a warp has many tokens
+    link.addend = pair.reduction == Reduction::by_rank;
     cases.push_back(link);
   }
   Case wide = case_of(kPairs[4], make_batch(30 * ranks, ranks, 70, 32, 520, 59, 0.1));

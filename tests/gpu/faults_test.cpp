@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
+#include <signal.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <thread>
 
 #include "gpu/on_gpu.hpp"
 #include "gpu/twin.hpp"
+#include "support/shared.hpp"
 
 namespace wherry::test {
 namespace {
@@ -41,7 +44,9 @@ Batch batch_of(int ranks) { return make_batch(12 * ranks, ranks, 6, 2, 64, 61); 
 // What the CPU says of the same mistake, which it raises at once.
 std::optional<Error> cpu_error(const Group& group, const ExchangeConfig& config,
                                const std::vector<std::int32_t>& ids, std::int64_t tokens) {
-  Exchange exchange(group, config);
+  ExchangeConfig cpu = config;
+  cpu.kernels.clear();
+  Exchange exchange(group, cpu);
   Plan plan = exchange.make_plan();
   return error_of([&] { exchange.plan({ids.data(), nullptr, tokens, config.topk}, plan); });
 }
@@ -79,6 +84,45 @@ TEST(Faults, ABadIdIsTheSameErrorOnEveryRankAndTheExchangeGoesOn) {
       mine.step(tokens);
       if (mine.plan.to_host().tokens != tokens) fail("the good plan is not there");
     }
+    group.barrier();
+  }));
+}
+
+// Plan and dispatch in one launch of several blocks: those that count, and those that find it.
+ExchangeConfig fused_config(const Batch& batch) {
+  ExchangeConfig config = config_of(batch, Layout::slots, Reduction::by_rank);
+  config.sum_at = SumAt::expert;
+  config.kernels = "cuda_link";
+  config.num_sms = 4;
+  return config;
+}
+
+TEST(Faults, ABadIdInAPlanMadeWithItsDispatchIsTheSameErrorOnEveryRank) {
+  EXPECT_NO_THROW(on_processes(kRanks, [](Group& group, int gpu, cudaStream_t stream) {
+    const Batch batch = batch_of(kRanks);
+    const ExchangeConfig config = fused_config(batch);
+    const std::int64_t tokens = batch.tokens_of(group.rank());
+    const std::vector<std::int32_t> good(static_cast<std::size_t>(tokens * config.topk), 3);
+    OnGpu mine(group, gpu, stream, config);
+    // In the first block's tokens, and in the last's.
+    for (const std::size_t where : {std::size_t{1}, good.size() - 1}) {
+      std::vector<std::int32_t> bad = good;
+      if (group.rank() == 1) bad[where] = -2;
+      const auto cpu = cpu_error(group, config, bad, tokens);
+      mine.plan_dispatch(bad, tokens);
+      mine.combine();  // carries nothing
+      compare(cpu, error_of([&] { static_cast<void>(mine.plan.to_host()); }));
+      mine.exchange.check();  // said already
+      mine.plan_dispatch(good, tokens);
+      mine.combine();
+      if (mine.plan.to_host().tokens != tokens) fail("the good plan is not there");
+    }
+    const std::vector<std::int32_t> many(
+        static_cast<std::size_t>((config.max_tokens + 1) * config.topk), 1);
+    const std::int64_t brought = group.rank() == 2 ? config.max_tokens + 1 : tokens;
+    const auto cpu = cpu_error(group, config, many, brought);
+    mine.plan_dispatch(many, brought);
+    compare(cpu, error_of([&] { static_cast<void>(mine.plan.to_host()); }));
     group.barrier();
   }));
 }
@@ -137,38 +181,44 @@ TEST(Faults, APlacementThatOneRankHasNotSwitchedToIsFound) {
   }));
 }
 
-class Missing : public ::testing::TestWithParam<Stage> {};
+struct Absence {
+  Stage stage;
+  bool fused;  // the others plan and dispatch in one launch, and push what they have summed
+};
+class Missing : public ::testing::TestWithParam<Absence> {};
 
 TEST_P(Missing, ARankThatDoesNotComeIsNamedByAllOthersInTime) {
-  const Stage stage = GetParam();
-  EXPECT_NO_THROW(on_processes(kRanks, [stage](Group& group, int gpu, cudaStream_t stream) {
+  const auto [stage, fused] = GetParam();
+  EXPECT_NO_THROW(on_processes(kRanks, [stage, fused](Group& group, int gpu, cudaStream_t stream) {
     constexpr int kLate = 1;
     const Batch batch = batch_of(kRanks);
-    ExchangeConfig config = config_of(batch, Layout::grouped, Reduction::by_rank);
+    ExchangeConfig config =
+        fused ? fused_config(batch) : config_of(batch, Layout::grouped, Reduction::by_rank);
     config.deadline = Seconds(1.0);
     OnGpu mine(group, gpu, stream, config);
-    const std::vector<std::int32_t> ids(static_cast<std::size_t>(4 * config.topk), 1);
-    mine.make_plan(ids, 4);
-    mine.step(4);
+    const std::vector<std::int32_t> ids(static_cast<std::size_t>(12 * config.topk), 1);
+    mine.make_plan(ids, 12);
+    mine.step(12);
     GPU_OK(cudaStreamSynchronize(stream));
     group.barrier();
     const bool late = group.rank() == kLate;
     const auto start = std::chrono::steady_clock::now();
     const bool plans = stage != Stage::plan || !late;
-    if (plans) mine.make_plan(ids, 4);
-    if (stage != Stage::plan && !(late && stage == Stage::dispatch_recv)) {
-      mine.exchange.dispatch(mine.plan, mine.rows(4));
+    const bool dispatches = !late || stage == Stage::combine_recv;
+    if (fused && dispatches) {
+      mine.plan_dispatch(ids, 12);
+    } else {
+      if (plans) mine.make_plan(ids, 12);
+      if (stage != Stage::plan && dispatches) mine.exchange.dispatch(mine.plan, mine.rows(12));
     }
-    if (stage == Stage::combine_recv && !late) {
-      mine.exchange.combine(mine.plan, mine.exchange.combine_input(mine.plan), mine.sums(4));
-    }
+    if (stage == Stage::combine_recv && !late) mine.combine();
     if (late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     GPU_OK(cudaStreamSynchronize(stream));
     // The late rank learns it from the others.
-    if (late) mine.make_plan(ids, 4);
+    if (late) mine.make_plan(ids, 12);
     GPU_OK(cudaStreamSynchronize(stream));
     expect(error_of([&] { mine.exchange.check(); }), ErrorCode::timeout, stage, kLate);
-    expect(error_of([&] { mine.exchange.dispatch(mine.plan, mine.rows(4)); }), ErrorCode::timeout,
+    expect(error_of([&] { mine.exchange.dispatch(mine.plan, mine.rows(12)); }), ErrorCode::timeout,
            stage, kLate);
     const double took =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -177,8 +227,57 @@ TEST_P(Missing, ARankThatDoesNotComeIsNamedByAllOthersInTime) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, Missing,
-                         ::testing::Values(Stage::plan, Stage::dispatch_recv, Stage::combine_recv));
+INSTANTIATE_TEST_SUITE_P(
+    Stages, Missing,
+    ::testing::Values(Absence{Stage::plan, false}, Absence{Stage::dispatch_recv, false},
+                      Absence{Stage::combine_recv, false}, Absence{Stage::plan, true},
+                      Absence{Stage::dispatch_recv, true}, Absence{Stage::combine_recv, true}));
+
+TEST(Faults, AKilledRankIsNamedAndTheOthersGoOnWithoutIt) {
+  constexpr int kKilled = 1;
+  struct Report {
+    std::atomic<int> went_on;
+    char problem[kRanks][400];
+  };
+  const Shared<Report> report;
+  try {
+    on_processes(kRanks, [&report](Group& group, int gpu, cudaStream_t stream) {
+      const Batch batch = batch_of(kRanks);
+      ExchangeConfig config = config_of(batch, Layout::grouped, Reduction::by_rank);
+      config.deadline = Seconds(1.0);
+      OnGpu mine(group, gpu, stream, config);
+      const std::vector<std::int32_t> ids(static_cast<std::size_t>(12 * config.topk), 1);
+      mine.make_plan(ids, 12);
+      mine.step(12);
+      GPU_OK(cudaStreamSynchronize(stream));
+      group.barrier();
+      if (group.rank() == kKilled) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the others wait in a kernel
+        raise(SIGKILL);
+      }
+      try {
+        mine.make_plan(ids, 12);
+        GPU_OK(cudaStreamSynchronize(stream));
+        // The host, which knows that the rank has ended, says more than the kernel that waited for it.
+        expect(error_of([&] { mine.exchange.check(); }), ErrorCode::peer_failed, Stage::plan,
+               kKilled);
+        constexpr int kRest[] = {0, 2};
+        Group rest = group.subgroup(kRest);
+        const Batch less = batch_of(2);
+        run_twin(rest, gpu, stream, {config_of(less, Layout::tokens, Reduction::by_rank), less});
+        ++report->went_on;
+      } catch (const std::exception& error) {
+        std::snprintf(report->problem[group.rank()], sizeof(report->problem[0]), "%s",
+                      error.what());
+      }
+    });
+    ADD_FAILURE() << "nobody missed the killed rank";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::peer_failed) << error.what();
+  }
+  EXPECT_EQ(report->went_on, kRanks - 1);
+  for (const char* problem : report->problem) EXPECT_STREQ(problem, "");
+}
 
 TEST(Faults, ABadCallOfOneRankEndsTheWaitsOfAll) {
   EXPECT_NO_THROW(on_processes(kRanks, [](Group& group, int gpu, cudaStream_t stream) {
@@ -208,6 +307,11 @@ TEST(Faults, WhatCudaCannotDoIsUnsupportedOnEveryRank) {
       expect(error_of([&] { const Exchange exchange(group, Device::cuda(gpu), config); }),
              ErrorCode::unsupported, Stage::startup, 0);
     }
+    // Ranks that would send other rows than the others expect.
+    ExchangeConfig other = good;
+    if (group.rank() == 1) other.kernels = "cuda_link";
+    expect(error_of([&] { const Exchange exchange(group, Device::cuda(gpu), other); }),
+           ErrorCode::config_mismatch, Stage::startup, 1);
     expect(error_of([&] { const Exchange exchange(group, Device::cuda(99), good); }),
            ErrorCode::unsupported, Stage::startup, 0);
     expect(error_of([&] {

@@ -26,6 +26,13 @@ struct OnGpu {
     ids.upload(ids_in.data(), ids_in.size() * sizeof(std::int32_t));
     exchange.plan({ids.as<std::int32_t>(), nullptr, tokens, exchange.config().topk}, plan);
   }
+  // In one launch, where the shape allows.
+  void plan_dispatch(const std::vector<std::int32_t>& ids_in, std::int64_t tokens) {
+    ids.upload(ids_in.data(), ids_in.size() * sizeof(std::int32_t));
+    exchange.plan_dispatch({ids.as<std::int32_t>(), nullptr, tokens, exchange.config().topk}, plan,
+                           rows(tokens));
+  }
+  void combine() { exchange.combine(plan, exchange.combine_input(plan), sums(plan.tokens())); }
   [[nodiscard]] ConstTensorView rows(std::int64_t tokens) const {
     return {x.get(), DType::bf16, tokens, exchange.config().hidden};
   }
@@ -40,7 +47,7 @@ struct OnGpu {
   // A step without experts.
   void step(std::int64_t tokens) {
     exchange.dispatch(plan, rows(tokens));
-    exchange.combine(plan, exchange.combine_input(plan), sums(plan.tokens()));
+    combine();
   }
 
   cudaStream_t stream;

@@ -11,12 +11,21 @@
 namespace wherry::test {
 namespace {
 
-// A large exchange with token rows and a small one with slots.
-std::vector<Case> two_cases(int ranks) {
+// A large exchange and a small one with slots.
+struct Kinds {
+  Layout large = Layout::tokens;
+  Reduction small = Reduction::by_token;
+  const char* kernels = "";
+};
+constexpr Kinds kPulled{};
+constexpr Kinds kPushed{Layout::grouped, Reduction::by_rank, "cuda_link"};
+
+std::vector<Case> two_cases(int ranks, const Kinds& kinds) {
   const Batch prefill = make_batch(40 * ranks, ranks, 12, 3, 256, 65, 0.1);
   const Batch decode = make_batch(4 * ranks, ranks, 12, 3, 256, 66, 0.1);
-  Case large{config_of(prefill, Layout::tokens, Reduction::by_rank), prefill};
-  Case small{config_of(decode, Layout::slots, Reduction::by_token), decode};
+  Case large{config_of(prefill, kinds.large, Reduction::by_rank), prefill};
+  Case small{config_of(decode, Layout::slots, kinds.small), decode};
+  large.config.kernels = small.config.kernels = kinds.kernels;
   small.config.depth = 2;
   small.fused = true;
   return {large, small};
@@ -24,16 +33,18 @@ std::vector<Case> two_cases(int ranks) {
 
 class Sharing {
  public:
-  Sharing(Group& group, int gpu, cudaStream_t stream)
+  Sharing(Group& group, int gpu, cudaStream_t stream, const Kinds& kinds)
       : group_(group),
-        cases_(two_cases(group.size())) {
+        cases_(two_cases(group.size(), kinds)) {
     const std::vector<ExchangeConfig> configs{cases_[0].config, cases_[1].config};
     std::vector<Exchange> exchanges = make_sharing_exchanges(group, Device::cuda(gpu), configs);
     const std::uint64_t apart =
         configs[0].window_bytes(group.size()) + configs[1].window_bytes(group.size());
     if (exchanges[0].window_bytes() >= apart) throw std::runtime_error("they do not share");
     for (std::size_t i = 0; i < 2; ++i) {
-      cpu_.emplace_back(group, cases_[i].config);
+      ExchangeConfig on_cpu = cases_[i].config;
+      on_cpu.kernels.clear();
+      cpu_.emplace_back(group, on_cpu);
       cpu_plan_.push_back(cpu_[i].make_plan());
       gpu_.push_back(
           std::make_unique<CapturedSteps>(group, std::move(exchanges[i]), stream, cases_[i]));
@@ -70,8 +81,8 @@ void take_turns(Sharing& both, std::mt19937& random, int& number) {
   for (int round = 0; round < 60; ++round) both.steps(random() % 2, number += 2, false);
 }
 
-void take_turns_with_graphs(Group& group, int gpu, cudaStream_t stream) {
-  Sharing both(group, gpu, stream);
+void take_turns_with_graphs(Group& group, int gpu, cudaStream_t stream, const Kinds& kinds) {
+  Sharing both(group, gpu, stream, kinds);
   std::mt19937 random(5);  // the same on every rank
   int number = 0;
   take_turns(both, random, number);
@@ -85,26 +96,32 @@ void take_turns_with_graphs(Group& group, int gpu, cudaStream_t stream) {
 }
 
 TEST(Sharing, ExchangesTakeTurnsAsProcesses) {
-  EXPECT_NO_THROW(on_processes(4, take_turns_with_graphs));
+  for (const Kinds& kinds : {kPulled, kPushed}) {
+    EXPECT_NO_THROW(on_processes(4, [&](Group& group, int gpu, cudaStream_t stream) {
+      take_turns_with_graphs(group, gpu, stream, kinds);
+    }));
+  }
 }
 
 // Threads share a stream, which each of them cannot capture.
 TEST(Sharing, ExchangesTakeTurnsAsThreads) {
-  EXPECT_NO_THROW(on_threads(3, [](Group& group, int gpu, cudaStream_t stream) {
-    Sharing both(group, gpu, stream);
-    std::mt19937 random(5);
-    int number = 0;
-    take_turns(both, random, number);
-  }));
+  for (const Kinds& kinds : {kPulled, kPushed}) {
+    EXPECT_NO_THROW(on_threads(3, [&](Group& group, int gpu, cudaStream_t stream) {
+      Sharing both(group, gpu, stream, kinds);
+      std::mt19937 random(5);
+      int number = 0;
+      take_turns(both, random, number);
+    }));
+  }
 }
 
 TEST(Sharing, ADispatchLeftUncombinedIsLostWhenTheWindowIsHandedOver) {
   EXPECT_NO_THROW(on_threads(2, [](Group& group, int gpu, cudaStream_t stream) {
-    Sharing both(group, gpu, stream);
+    Sharing both(group, gpu, stream, kPulled);
     Exchange& large = both.gpu(0).exchange();
     both.steps(0, 0, false);
     Plan plan = large.make_plan();
-    const StepInput input = input_of(two_cases(group.size())[0], group.rank(), 3);
+    const StepInput input = input_of(two_cases(group.size(), kPulled)[0], group.rank(), 3);
     Buffer ids(input.ids.size() * sizeof(std::int32_t));
     Buffer x(input.x.size());
     ids.upload(input.ids.data(), input.ids.size() * sizeof(std::int32_t));

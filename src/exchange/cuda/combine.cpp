@@ -107,6 +107,7 @@ void CudaExchange::place_results(const Generation& g, const ConstTensorView& y) 
 }
 
 void CudaExchange::send_results(const Generation& g) {
+  if (pushes_partials()) return run_partials(recv_args(g, true, false), Stage::combine_send);
   kernel::CombineSendArgs args{};
   args.context = context_;
   args.plan = g.plan;
@@ -114,17 +115,18 @@ void CudaExchange::send_results(const Generation& g) {
   args.dtype = config().dtype;
   args.partials = mode_.sums_partials();
   args.overlaps = overlaps_;
-  const int blocks = args.partials ? num_sms_ : 1;
   launches_->launch(local_, args, stream_, at(Stage::combine_send),
-                    [this, blocks](auto& table, int ranks, cudaStream_t stream) {
+                    [this](auto& table, int ranks, cudaStream_t stream) {
                       return sums_converted()
-                                 ? kernel::launch_combine_send_converted(table, ranks, blocks,
-                                                                         mode_.combine_wire, stream)
-                                 : kernel::launch_combine_send(table, ranks, blocks, stream);
+                                 ? kernel::launch_combine_send_converted(
+                                       table, ranks, table.rank[0].partials ? num_sms_ : 1,
+                                       mode_.combine_wire, stream)
+                                 : kernel::launch_combine_send(table, ranks, stream);
                     });
 }
 
-void CudaExchange::sum_results(Generation& g, bool send) {
+kernel::CombineRecvArgs CudaExchange::recv_args(const Generation& g, bool send,
+                                                bool receive) const {
   kernel::CombineRecvArgs args{};
   args.context = context_;
   args.plan = g.plan;
@@ -134,10 +136,22 @@ void CudaExchange::sum_results(Generation& g, bool send) {
   args.dtype = config().dtype;
   args.sum = sum_of(mode_);
   args.send = send;
+  args.receive = receive;
   args.unweighted = config().weights == Weights::caller;
   args.overlaps = overlaps_;
   args.addend = static_cast<const std::byte*>(g.addend.data);
   args.addend_pitch = static_cast<std::uint64_t>(g.addend.pitch());
+  return args;
+}
+
+void CudaExchange::run_partials(const kernel::CombineRecvArgs& args, Stage stage) {
+  launches_->launch(local_, args, stream_, at(stage),
+                    [this](auto& table, int ranks, cudaStream_t stream) {
+                      return kernel::launch_combine_partials(table, ranks, num_sms_, stream);
+                    });
+}
+
+void CudaExchange::pull_results(const kernel::CombineRecvArgs& args) {
   launches_->launch(
       local_, args, stream_, at(Stage::combine_recv),
       [this](auto& table, int ranks, cudaStream_t stream) {
@@ -160,6 +174,15 @@ void CudaExchange::sum_results(Generation& g, bool send) {
         }
         return kernel::launch_combine_recv(table, ranks, kernel::choose_combine_shape(job), stream);
       });
+}
+
+void CudaExchange::sum_results(Generation& g, bool send) {
+  const kernel::CombineRecvArgs args = recv_args(g, send, true);
+  if (pushes_partials()) {
+    run_partials(args, Stage::combine_recv);
+  } else {
+    pull_results(args);
+  }
   g.phase = Phase::combined;
   if (g.scalars_out == nullptr) return;
   cuda::check(
@@ -186,7 +209,7 @@ void CudaExchange::combine(DevicePlan& plan, const ConstTensorView& y, const Ten
                            const CombineOptions& options) {
   const DeviceGuard guard(device_.ordinal);
   Generation& g = begin_combine(plan, y, out, options);
-  const bool separate = mode_.sums_partials();
+  const bool separate = mode_.sums_partials() && !pushes_partials();
   if (separate) send_results(g);
   sum_results(g, !separate);
 }

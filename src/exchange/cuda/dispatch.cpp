@@ -159,7 +159,7 @@ bool CudaExchange::converts_fast() const noexcept {
 
 bool CudaExchange::fills_on_arrival() const noexcept {
   // The first row of a token must have a place.
-  return !one_gpu_ && config().layout == Layout::grouped && mode_.sends_entries() &&
+  return over_link_ && config().layout == Layout::grouped && mode_.sends_entries() &&
          !mode_.converts_rows() && config().overflow == Overflow::error;
 }
 

@@ -74,6 +74,22 @@ std::vector<std::unique_ptr<DeviceExchange>> make_exchanges(const Group& group, 
   return made;
 }
 
+// Which rows travel, and where the windows' regions lie, follows from these; not all of it is in what agree()
+// compares.
+void CudaExchange::agree_on_path(const Group& group, const ExchangeConfig& config) const {
+  const std::string mine = fmt::format("{}, sum_at {}", over_link_ ? "those of a link" : "cuda",
+                                       name(config.effective_sum_at()));
+  const auto all = group.allgather(std::as_bytes(std::span(mine)));
+  const auto text = [&all](std::size_t peer) {
+    return std::string_view(reinterpret_cast<const char*>(all[peer].data()), all[peer].size());
+  };
+  for (std::size_t peer = 1; peer < all.size(); ++peer) {
+    WHERRY_CHECK(text(peer) == text(0), ErrorCode::config_mismatch,
+                 (Error::Where{Stage::startup, group.rank(), static_cast<int>(peer)}),
+                 "kernels are {} on rank 0 and {} on rank {}", text(0), text(peer), peer);
+  }
+}
+
 CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<CudaPlace>& places,
                            const ExchangeConfig& config_in)
     : device_(device) {
@@ -87,11 +103,13 @@ CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<
     if (peer == mine) local_ = static_cast<int>(together_.size());
     together_.push_back(static_cast<int>(peer));
   }
+  over_link_ = !one_gpu_ || config.kernels == "cuda_link";
   // Over a link the fewest bytes are one row per (token, rank).
-  if (!config.sum_at.has_value() && !one_gpu_ &&
+  if (!config.sum_at.has_value() && over_link_ &&
       config.effective_reduction() == Reduction::by_rank) {
     config.sum_at = SumAt::expert;
   }
+  agree_on_path(group, config);
   const Placement first = placement_of(config, group.size());
   mode_ = mode_of(config);
   const DeviceGuard guard(device.ordinal);
@@ -135,12 +153,11 @@ CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<
   const Error::Where where{Stage::startup, group.rank(), -1};
   cuda::check(kernel::has_bulk_copies(device.ordinal, has_bulk), where, "cudaDeviceGetAttribute");
   bulk_ = has_bulk && config.kernels != "cuda_copy";
-  over_link_ = !one_gpu_ || config.kernels == "cuda_link";
   overlaps_ = bulk_ && sharing == 1;
   for (const cudaError_t prepared :
        {kernel::prepare_count(), kernel::prepare_dispatch_send(),
         kernel::prepare_dispatch_send_e4m3(), kernel::prepare_plan_dispatch(),
-        kernel::prepare_combine_recv()}) {
+        kernel::prepare_combine_recv(), kernel::prepare_combine_partials()}) {
     cuda::check(prepared, where, "load kernels");
   }
   owner_ = std::make_shared<PlanOwner>(config, first, group.rank(), device.ordinal);

@@ -115,6 +115,7 @@ class CudaExchange final : public DeviceExchange {
     std::int32_t* gather = nullptr;                 // tokens
   };
 
+  void agree_on_path(const Group& group, const ExchangeConfig& config) const;
   void take_memory(std::uint64_t begin);
   void write_placement();
 
@@ -185,17 +186,26 @@ class CudaExchange final : public DeviceExchange {
   [[nodiscard]] bool sums_converted() const noexcept {
     return mode_.converts_home() || mode_.dtype == DType::f64;
   }
+  // By kernels that take both halves in one launch; what is converted takes two.
+  [[nodiscard]] bool pushes_partials() const noexcept {
+    return mode_.sums_partials() && !sums_converted();
+  }
+  [[nodiscard]] kernels::cuda::CombineRecvArgs recv_args(const Generation& g, bool send,
+                                                         bool receive) const;
   void send_results(const Generation& g);
+  void run_partials(const kernels::cuda::CombineRecvArgs& args, Stage stage);
+  void pull_results(const kernels::cuda::CombineRecvArgs& args);
   void sum_results(Generation& g, bool send);
 
   Device device_;
   std::shared_ptr<PlanOwner> owner_;
   Placement placement_;
   kernels::Mode mode_;
-  bool bulk_ = false;       // rows may go by bulk copies
-  bool one_gpu_ = true;     // all ranks are on this one
-  bool over_link_ = false;  // launches are shaped for ranks on several GPUs
-  bool overlaps_ = false;   // a launch may begin before the one before it has ended
+  bool bulk_ = false;    // rows may go by bulk copies
+  bool one_gpu_ = true;  // all ranks are on this one
+  bool over_link_ =
+      false;  // ranks are on several GPUs, or do as if: what travels, and how launches are shaped
+  bool overlaps_ = false;  // a launch may begin before the one before it has ended
   int num_sms_ = 0;
   int shared_bytes_ = 0;
   std::uint64_t cache_bytes_ = 0;  // this rank's part of the second-level cache

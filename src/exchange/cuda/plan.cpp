@@ -81,7 +81,7 @@ CudaPlan::CudaPlan(std::shared_ptr<PlanOwner> owner) : owner_(std::move(owner)) 
            take(arrays_.repeat, choices) + take(arrays_.report, 1) +
            take(arrays_.slot_counts, slots) + take(arrays_.slot_begin, slots + 1) +
            take(arrays_.token_rows_from, ranks) + take(arrays_.token_rows_to, ranks) +
-           take(arrays_.totals, kernel::kNumPlanTotals);
+           take(arrays_.token_row_begin, ranks) + take(arrays_.totals, kernel::kNumPlanTotals);
   };
   memory_ = DeviceMemory(owner_->ordinal, lay_out(nullptr));
   lay_out(memory_.get());

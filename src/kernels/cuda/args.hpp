@@ -93,6 +93,7 @@ struct PlanArrays {
   std::int32_t* slot_begin;       // [local slots + 1]
   std::int32_t* token_rows_from;  // [ranks]
   std::int32_t* token_rows_to;    // [ranks]
+  std::int32_t* token_row_begin;  // [ranks] token_row of the first that this rank sends there
   std::int32_t* totals;           // [kNumPlanTotals]
   PlanReport* report;             // or null
   std::int32_t tokens;            // of this rank; fixed by the launch, not read from memory
@@ -195,10 +196,11 @@ struct DispatchRecvArgs {
 // Where a token's terms lie and how they are summed.
 enum class Sum : std::uint32_t {
   token_rows,  // Layout::tokens: results, one per (token, rank), plain sum, ranks ascending
-  partials,    // by_rank over a link: partials that combine_send summed, else as token_rows
-  ranked,      // by_rank within one memory: results, one per (token, k); the partials are summed
-               // at home with the same bits, which moves 9 rows for a token where partials move 20
-  choices,     // by_token: results, one per (token, k), fused multiply-add, k ascending
+  partials,  // by_rank over a link: as ranked, but what other ranks (converted: all) have of a token
+             // was summed there and pushed into this rank's window
+  ranked,    // by_rank within one memory: results, one per (token, k); the partials are summed
+             // at home with the same bits, which moves 9 rows for a token where partials move 20
+  choices,   // by_token: results, one per (token, k), fused multiply-add, k ascending
 };
 
 struct CombineSendArgs {
@@ -206,7 +208,8 @@ struct CombineSendArgs {
   PlanArrays plan;
   std::uint32_t generation;
   DType dtype;
-  bool partials;  // by_rank: sum the results of each token row into its partial first
+  bool
+      partials;  // by_rank, converted: sum the results of each token row first, and push the sum home
   bool overlaps;  // as CombineRecvArgs::overlaps
 };
 
@@ -218,7 +221,8 @@ struct CombineRecvArgs {
   std::uint32_t generation;
   DType dtype;
   Sum sum;
-  bool send;                // also do what combine_send does without partials: signal the peers
+  bool send;                // also do what combine_send does
+  bool receive;             // false: no more than that (combine_partials.cu)
   bool unweighted;          // the experts have multiplied: all weights are 1
   bool overlaps;            // with the kernels before and after it: no other rank uses the GPU
   const std::byte* addend;  // [tokens], of the rows' type: the last term of each sum; or null

@@ -16,6 +16,16 @@ __device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWar
 __device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
 __device__ inline unsigned lanes_before(int lane) { return (1U << lane) - 1U; }
 
+// One warp: the sum of the values of this lane and those before it.
+__device__ inline std::int32_t sum_up_to_lane(std::int32_t value, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const std::int32_t other = __shfl_up_sync(kAllLanes, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
 // What a launch finds in cold caches costs a trip each, one after the other, if it is asked for where
 // it is needed: 2 us of a step of one token, 5 of one of 128. So the arguments and the addresses of the
 // windows are asked for at once.

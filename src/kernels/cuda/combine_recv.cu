@@ -13,7 +13,7 @@ namespace {
 constexpr int kExactThreads = 512;  // twice the registers of kMaxSumThreads
 
 // An item is (token, part): with few tokens several warps share one.
-template <typename Element, Arithmetic kArithmetic, int kThreads, bool kAddend>
+template <typename Element, Sum kSum, int kThreads, bool kAddend>
 __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::uint32_t parts,
                            Source next) {
   constexpr int kWarps = kThreads / kWarpLanes;
@@ -29,10 +29,10 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
   const std::uint32_t stride = gridDim.x * kWarps;
   std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
   for (; item < items; item += stride) {
-    const LaneTerm mine = find_term<kArithmetic>(args, next, lane);
+    const LaneTerm mine = find_term<kSum>(args, next, lane);
     put_term(terms[warp], mine.present, mine.order, mine.term);
     const int count = __popc(mine.lanes);
-    next = load_source<kArithmetic>(args, (item + stride) / parts, lane);
+    next = load_source<kSum>(args, (item + stride) / parts, lane);
     const std::uint32_t first = item % parts * part_vectors;
     const SumTarget target{args.out + item / parts * args.out_pitch,
                            aligned,
@@ -40,12 +40,12 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
                            first,
                            min(first + part_vectors, vectors),
                            kAddend ? args.addend + item / parts * args.addend_pitch : nullptr};
-    sum_rows<Element, kArithmetic, kThreads <= kExactThreads, kAddend>(terms[warp], count, target,
-                                                                       lane);
+    sum_rows<Element, arithmetic_of(kSum), kThreads <= kExactThreads, kAddend>(terms[warp], count,
+                                                                               target, lane);
   }
 }
 
-template <typename Element, Arithmetic kArithmetic, int kThreads, bool kAddend>
+template <typename Element, Sum kSum, int kThreads, bool kAddend>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_recv(const __grid_constant__ RankTable<CombineRecvArgs> table, std::uint32_t parts) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
@@ -63,20 +63,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Asked for before the wait: it comes from far.
   const std::uint32_t first =
       blockIdx.x * (kThreads / kWarpLanes) + static_cast<std::uint32_t>(warp_index());
-  const Source source = load_source<kArithmetic>(args, first / parts, lane_index());
+  const Source source = load_source<kSum>(args, first / parts, lane_index());
   const bool complete = wait_for_results(args, begin.epoch);
   if (!complete) return;
-  sum_tokens<Element, kArithmetic, kThreads, kAddend>(args, terms, parts, source);
+  sum_tokens<Element, kSum, kThreads, kAddend>(args, terms, parts, source);
   finish_combine_recv(args, begin.epoch);
 }
 
-template <typename Element, Arithmetic kArithmetic, int kThreads, bool kAddend>
+template <typename Element, Sum kSum, int kThreads, bool kAddend>
 cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const CombineShape& shape,
                    cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
-  return launch_kernel(table.rank[0].overlaps,
-                       combine_recv<Element, kArithmetic, kThreads, kAddend>, grid, kThreads, 0,
-                       stream, table, static_cast<std::uint32_t>(shape.parts));
+  return launch_kernel(table.rank[0].overlaps, combine_recv<Element, kSum, kThreads, kAddend>, grid,
+                       kThreads, 0, stream, table, static_cast<std::uint32_t>(shape.parts));
 }
 
 template <typename Element, bool kAddend>
@@ -84,38 +83,31 @@ cudaError_t launch_rows_of(const RankTable<CombineRecvArgs>& table, int ranks,
                            const CombineShape& shape, cudaStream_t stream) {
   switch (table.rank[0].sum) {
     case Sum::token_rows:
-    case Sum::partials:
       if constexpr (!kAddend) {
         if (shape.threads == kExactThreads) {
-          return launch<Element, Arithmetic::plain, kExactThreads, false>(table, ranks, shape,
-                                                                          stream);
+          return launch<Element, Sum::token_rows, kExactThreads, false>(table, ranks, shape,
+                                                                        stream);
         }
       }
-      return launch<Element, Arithmetic::plain, kMaxSumThreads, kAddend>(table, ranks, shape,
-                                                                         stream);
+      return launch<Element, Sum::token_rows, kMaxSumThreads, kAddend>(table, ranks, shape, stream);
+    case Sum::partials: break;  // launch_combine_partials
     case Sum::ranked:
-      return launch<Element, Arithmetic::ranked, kMaxSumThreads, kAddend>(table, ranks, shape,
-                                                                          stream);
+      return launch<Element, Sum::ranked, kMaxSumThreads, kAddend>(table, ranks, shape, stream);
     case Sum::choices:
-      return launch<Element, Arithmetic::weighted, kMaxSumThreads, kAddend>(table, ranks, shape,
-                                                                            stream);
+      return launch<Element, Sum::choices, kMaxSumThreads, kAddend>(table, ranks, shape, stream);
   }
   return cudaErrorInvalidValue;
 }
 
-// All ranks of a launch that have tokens have an addend, or none.
 template <typename Element>
 cudaError_t launch_sums_of(const RankTable<CombineRecvArgs>& table, int ranks,
                            const CombineShape& shape, cudaStream_t stream) {
-  int with = 0;
-  int without = 0;
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (table.rank[rank].plan.tokens == 0) continue;
-    ++(table.rank[rank].addend != nullptr ? with : without);
+  switch (addends_of(table, ranks)) {
+    case Addends::none: return launch_rows_of<Element, false>(table, ranks, shape, stream);
+    case Addends::all: return launch_rows_of<Element, true>(table, ranks, shape, stream);
+    case Addends::differ: break;
   }
-  if (with > 0 && without > 0) return cudaErrorInvalidValue;
-  return with > 0 ? launch_rows_of<Element, true>(table, ranks, shape, stream)
-                  : launch_rows_of<Element, false>(table, ranks, shape, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -123,7 +115,7 @@ cudaError_t launch_sums_of(const RankTable<CombineRecvArgs>& table, int ranks,
 CombineShape choose_combine_shape(const CombineJob& job) {
   // Few rows a token: fewer threads with more loads each keep more bytes in flight (4 ranks x 16 SMs:
   // 315 -> 288 us). With more rows that is slower as one process a rank (8 x 16: 748 -> 1041 us).
-  const bool plain = job.sum == Sum::token_rows || job.sum == Sum::partials;
+  const bool plain = job.sum == Sum::token_rows;
   // Over a link: with few SMs half to nine tenths of the time of ordinary loads, with 64 3 % more.
   constexpr int kFewSms = 32;
   if (plain && job.bulk && job.num_sms <= kFewSms) return choose_combine_bulk_shape(job);

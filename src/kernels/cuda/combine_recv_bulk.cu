@@ -52,8 +52,7 @@ class Loads {
     coming_ = load_choice(args.plan, args.context.topk, token_, lane);
   }
   __device__ void find_terms() {
-    mine_ =
-        find_term<Arithmetic::plain>(args_, source_of<Arithmetic::plain>(args_, coming_), lane_);
+    mine_ = find_term<Sum::token_rows>(args_, source_of<Sum::token_rows>(args_, coming_), lane_);
     count_ = static_cast<std::uint32_t>(__popc(mine_.lanes));
     coming_ = load_choice(args_.plan, args_.context.topk, token_ + 1, lane_);
   }

@@ -1,6 +1,6 @@
 // Stage 5, combine_recv where rows go home in another format than they have, and for rows of f64: waits,
-// pulls, converts and sums as combine_recv.cu.
-#include "kernels/cuda/choices.cuh"
+// loads (what was pushed here, or from the peers), converts and sums, by the rules of combine_recv.cu.
+#include "kernels/cuda/combine_partials.cuh"
 #include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/home_terms.cuh"
 #include "kernels/cuda/launch.hpp"
@@ -34,11 +34,13 @@ __device__ int list_home_terms(const CombineRecvArgs& args, std::uint32_t token,
   }
   HomeTerm term{nullptr, nullptr, of_ranks || args.unweighted ? 1.0F : choice.weight,
                 (same_rank >> lane) == 1U};
-  if (present) {
+  if (present && args.sum == Sum::partials) {
+    const std::uint64_t at = pushed_by(context, args.plan, dest, choice.token_row);
+    term.row = own_window_at<std::byte>(context, layout.partial(args.generation, at));
+    term.scales = own_window_at<std::byte>(context, layout.home_scale(args.generation, at));
+  } else if (present) {
     const auto at = static_cast<std::uint64_t>(of_ranks ? choice.token_row : choice.row);
-    term.row = window_at<std::byte>(context, dest,
-                                    args.sum == Sum::partials ? layout.partial(args.generation, at)
-                                                              : layout.result(args.generation, at));
+    term.row = window_at<std::byte>(context, dest, layout.result(args.generation, at));
     term.scales = window_at<std::byte>(context, dest, layout.home_scale(args.generation, at));
   }
   put_term(terms, present, order, term);

@@ -1,7 +1,7 @@
 // Stage 5, combine_send where what a rank has of a token goes home in another format than it has, and for
 // rows of f64. What is converted is the sum as it is, not rounded to its dtype first. Without partials it
 // only tells home, as combine_send.cu (convert_rows.cu has placed the results).
-#include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/combine_partials.cuh"
 #include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/home_terms.cuh"
 #include "kernels/cuda/launch.hpp"
@@ -43,13 +43,13 @@ __device__ void send_partials(const CombineSendArgs& args, const WireFormat& for
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
   const int warp = warp_index();
-  const auto token_rows = static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]);
-  for (std::uint32_t token_row = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
-       token_row < token_rows; token_row += gridDim.x * kWarps) {
-    const auto* entries = own_window_at<layout::TokenEntry>(
-        context, layout.token_entries(args.generation, token_row));
-    layout::TokenEntry entry{-1, 0.0F};
-    if (lane < context.topk) entry = entries[lane];
+  // Those of its own tokens too: they are worth what they are when converted.
+  const PushedRows rows = pushed_rows(context, args.plan, true, lane);
+  for (std::uint32_t number = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
+       number < rows.count; number += gridDim.x * kWarps) {
+    const std::uint32_t token_row = rows.row(number);
+    const layout::TokenEntry entry = load_entry(context, args.generation, token_row, lane);
+    const Home home = home_of(context, args.plan, token_row, lane);
     const bool present = entry.position >= 0;
     const unsigned lanes = __ballot_sync(kAllLanes, present);
     const std::byte* row =
@@ -61,12 +61,13 @@ __device__ void send_partials(const CombineSendArgs& args, const WireFormat& for
              HomeTerm{row, nullptr, entry.weight, false});
     const PartialSource<C> source{terms[warp], __popc(lanes), args.dtype,
                                   static_cast<std::uint32_t>(layout.result_bytes)};
-    encode_row<C>(format, source,
-                  own_window_at<std::byte>(context, layout.partial(args.generation, token_row)),
-                  scales_of_row(format,
-                                own_window_at<std::byte>(
-                                    context, layout.home_scale(args.generation, token_row)),
-                                1, 0));
+    encode_row<C>(
+        format, source,
+        window_at<std::byte>(context, home.peer, layout.partial(args.generation, home.at)),
+        scales_of_row(
+            format,
+            window_at<std::byte>(context, home.peer, layout.home_scale(args.generation, home.at)),
+            1, 0));
   }
 }
 

@@ -30,4 +30,17 @@ __device__ inline void finish_combine_recv(const CombineRecvArgs& args, std::uin
   if (args.send) state.sent[kChannel][args.generation] = epoch;
 }
 
+// All ranks of a launch that have tokens have an addend, or none: kernels with one are others.
+enum class Addends { none, all, differ };
+inline Addends addends_of(const RankTable<CombineRecvArgs>& table, int ranks) {
+  int with = 0;
+  int without = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (table.rank[rank].plan.tokens == 0) continue;
+    ++(table.rank[rank].addend != nullptr ? with : without);
+  }
+  if (with > 0 && without > 0) return Addends::differ;
+  return with > 0 ? Addends::all : Addends::none;
+}
+
 }  // namespace wherry::kernels::cuda

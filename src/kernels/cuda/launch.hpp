@@ -137,7 +137,7 @@ cudaError_t launch_dispatch_recv(const RankTable<DispatchRecvArgs>& table, int r
                                  cudaStream_t stream);
 
 // Stage 5. Rows of bf16, f16 or f32.
-cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ranks, int blocks,
+cudaError_t launch_combine_send(const RankTable<CombineSendArgs>& table, int ranks,
                                 cudaStream_t stream);
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
                                 const CombineShape& shape, cudaStream_t stream);
@@ -145,6 +145,10 @@ cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ran
 [[nodiscard]] CombineShape choose_combine_bulk_shape(const CombineJob& job);
 cudaError_t launch_combine_recv_bulk(const RankTable<CombineRecvArgs>& table, int ranks,
                                      const CombineShape& shape, cudaStream_t stream);
+
+// Sum::partials, either half or both.
+cudaError_t launch_combine_partials(const RankTable<CombineRecvArgs>& table, int ranks, int blocks,
+                                    cudaStream_t stream);
 
 // The same where results, or the sums of a rank, go home in `format`; and for rows of f64.
 cudaError_t launch_combine_send_converted(const RankTable<CombineSendArgs>& table, int ranks,
@@ -176,6 +180,7 @@ cudaError_t has_bulk_copies(int device, bool& has);
 cudaError_t prepare_dispatch_send();
 cudaError_t prepare_dispatch_send_e4m3();
 cudaError_t prepare_combine_recv();
+cudaError_t prepare_combine_partials();
 cudaError_t prepare_count();
 cudaError_t prepare_plan_dispatch();
 // Whether a plan of so many experts, slots and ranks fits into `shared_bytes`. Pure.

@@ -110,16 +110,6 @@ __device__ inline void receive_counts(const CountArgs& args, const CountShared& 
   if (raised != 0) atomicOr(flags, raised);
 }
 
-// One warp: the sum of the values of this lane and those before it.
-__device__ inline std::int32_t sum_up_to_lane(std::int32_t value, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-    const std::int32_t other = __shfl_up_sync(kAllLanes, value, distance);
-    if (lane >= distance) value += other;
-  }
-  return value;
-}
-
 // One warp: where the segments of one rank's slots begin, each a multiple of the alignment. Adds that
 // to the base; for this rank, if it `writes`, also what the plan says of arrivals. Returns the rows
 // of the rank, padding not counted.
@@ -261,6 +251,7 @@ __device__ inline void clear_plan(const CountArgs& args, const CountShared& shar
     if (!writes) continue;
     args.plan.token_rows_from[peer] = 0;
     args.plan.token_rows_to[peer] = 0;
+    args.plan.token_row_begin[peer] = 0;
   }
   if (!writes) return;
   const int rank = args.context.rank;
@@ -318,6 +309,7 @@ __device__ inline void write_arrivals(const CountArgs& args, const CountShared& 
   for (int peer = lane; peer < args.context.ranks; peer += kWarpLanes) {
     args.plan.token_rows_from[peer] = shared.from[peer];
     args.plan.token_rows_to[peer] = shared.to[peer];
+    args.plan.token_row_begin[peer] = shared.base[args.placement.slots + peer];
   }
   if (lane == 0) {
     if (args.plan.report != nullptr) args.plan.report->serial = 0;

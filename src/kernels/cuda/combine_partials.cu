@@ -1,0 +1,206 @@
+// Stage 5 by_rank over a link, both halves. combine_send: what this rank has of each token of a peer is summed
+// and pushed into the peer's window (weights travelled with the rows), then one signal says so. combine_recv:
+// waits for the peers' sums, and adds them to what this rank itself has of its tokens, ranks ascending.
+#include "kernels/cuda/combine_partials.cuh"
+#include "kernels/cuda/combine_stage.cuh"
+#include "kernels/cuda/combine_terms.cuh"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/row_sum.cuh"
+#include "kernels/cuda/signals.cuh"
+
+namespace wherry::kernels::cuda {
+
+namespace {
+
+constexpr int kThreads = kMaxSumThreads;
+constexpr int kWarps = kThreads / kWarpLanes;
+constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
+
+// Rows are shared out in equal parts: with few of them several warps take one.
+struct RowParts {
+  std::uint32_t items;  // (row, part)
+  std::uint32_t parts;
+  std::uint32_t vectors, part_vectors;
+
+  __device__ RowParts(std::uint32_t rows, std::uint64_t row_pitch)
+      : vectors(static_cast<std::uint32_t>(row_pitch / sizeof(uint4))) {
+    const std::uint32_t most = (vectors + kWarpLanes - 1) / kWarpLanes;
+    const std::uint32_t warps = gridDim.x * kWarps;
+    const std::uint32_t wanted = rows == 0 ? 1 : (warps + rows - 1) / rows;
+    const auto even = layout::even_parts(vectors, min(wanted, most));
+    parts = even.count;
+    part_vectors = even.each;
+    items = rows * parts;
+  }
+  [[nodiscard]] __device__ static std::uint32_t first() {
+    return static_cast<std::uint32_t>(warp_index()) * gridDim.x + blockIdx.x;
+  }
+  [[nodiscard]] __device__ static std::uint32_t stride() { return gridDim.x * kWarps; }
+  [[nodiscard]] __device__ SumTarget target(std::byte* row, bool aligned, std::uint32_t row_bytes,
+                                            std::uint32_t item) const {
+    const std::uint32_t begin = item % parts * part_vectors;
+    return {row, aligned, row_bytes, begin, min(begin + part_vectors, vectors), nullptr};
+  }
+};
+
+// One warp: lists the results of this rank that its lanes have the places of, in the lanes' order; returns how many.
+__device__ int put_own_terms(const RankContext& context, std::uint32_t generation, WarpTerms& terms,
+                             const layout::TokenEntry& mine, int lane) {
+  const bool present = mine.position >= 0;
+  const unsigned lanes = __ballot_sync(kAllLanes, present);
+  const std::byte* row =
+      present ? own_window_at<std::byte>(
+                    context,
+                    context.layout.result(generation, static_cast<std::uint64_t>(mine.position)))
+              : nullptr;
+  put_term(terms, present, __popc(lanes & lanes_before(lane)), Term{row, mine.weight, 0});
+  return __popc(lanes);
+}
+
+template <typename Element>
+__device__ void push(const CombineRecvArgs& args, const PushedRows& rows, WarpTerms& terms) {
+  const RankContext& context = args.context;
+  const layout::WindowLayout& layout = context.layout;
+  const int lane = lane_index();
+  const RowParts share(rows.count, layout.result_pitch);
+  for (std::uint32_t item = RowParts::first(); item < share.items; item += RowParts::stride()) {
+    const std::uint32_t token_row = rows.row(item / share.parts);
+    const layout::TokenEntry entry = load_entry(context, args.generation, token_row, lane);
+    const Home home = home_of(context, args.plan, token_row, lane);
+    const int count = put_own_terms(context, args.generation, terms, entry, lane);
+    sum_rows<Element, Arithmetic::weighted, false, false>(
+        terms, count,
+        share.target(
+            window_at<std::byte>(context, home.peer, layout.partial(args.generation, home.at)),
+            true, static_cast<std::uint32_t>(layout.result_bytes), item),
+        lane);
+  }
+}
+
+// A warp's first item, while the peers' sums are on their way: what this rank itself has of it, so that one row
+// of each rank is left to add. Returns where it is stored, or null if there is nothing. Each lane will load what
+// it has stored.
+template <typename Element>
+__device__ const std::byte* sum_own(const CombineRecvArgs& args, WarpTerms& terms,
+                                    const RowParts& share, const Source& source) {
+  const RankContext& context = args.context;
+  const layout::WindowLayout& layout = context.layout;
+  const std::uint32_t item = RowParts::first();
+  const int lane = lane_index();
+  const bool present = item < share.items && source.dest == context.rank;
+  const int count = put_own_terms(context, args.generation, terms,
+                                  {present ? source.row : -1, source.weight}, lane);
+  if (count == 0) return nullptr;
+  auto* sum = own_window_at<std::byte>(
+      context,
+      layout.partial(args.generation,
+                     layout.pushed(static_cast<std::uint64_t>(context.rank), item / share.parts)));
+  sum_rows<Element, Arithmetic::weighted, false, false>(
+      terms, count, share.target(sum, true, static_cast<std::uint32_t>(layout.result_bytes), item),
+      lane);
+  return sum;
+}
+
+template <typename Element, bool kAddend>
+__device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms& terms, const RowParts& share,
+                           Source next, const std::byte* own_sum) {
+  const int lane = lane_index();
+  const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.result_bytes);
+  const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
+                       reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
+  for (std::uint32_t item = RowParts::first(); item < share.items; item += RowParts::stride()) {
+    const std::uint32_t token = item / share.parts;
+    const LaneTerm mine = find_term<Sum::partials>(args, next, lane, own_sum);
+    own_sum = nullptr;
+    put_term(terms, mine.present, mine.order, mine.term);
+    next = load_source<Sum::partials>(args, (item + RowParts::stride()) / share.parts, lane);
+    SumTarget target = share.target(args.out + token * args.out_pitch, aligned, row_bytes, item);
+    if constexpr (kAddend) target.addend = args.addend + token * args.addend_pitch;
+    sum_rows<Element, Arithmetic::ranked, false, kAddend>(terms, __popc(mine.lanes), target, lane);
+  }
+}
+
+template <typename Element, bool kAddend>
+__global__ void __launch_bounds__(kThreads, 1)
+    combine_partials(const __grid_constant__ RankTable<CombineRecvArgs> table) {
+  __shared__ WarpTerms terms[kWarps];
+  const CombineRecvArgs& args = table.rank[blockIdx.y];
+  const RankContext& context = args.context;
+  WarpTerms& mine = terms[warp_index()];
+  touch_arguments(args, context);
+  wait_for_earlier_kernels();
+  RankState& state = *context.state;
+  // What comes from far is asked for before anything waits: here, and before the peers' sums.
+  const StageLook look =
+      look_at_stage(context, args.send ? state.sent[kChannel][args.generation]
+                                       : state.received[kChannel][args.generation]);
+  const PushedRows rows = pushed_rows(context, args.plan, false, lane_index());
+  const StageBegin begin = begin_stage(context, look);
+  if (begin.failed) return;
+  if (args.overlaps) let_next_kernel_begin();
+  if (args.send) {
+    push<Element>(args, rows, mine);
+    if (is_last_block(state, Arrival::combine_sent, gridDim.x)) {
+      if (warp_index() == 0) signal_results(context, args.plan, args.generation, begin.epoch);
+      if (threadIdx.x == 0 && !args.receive) state.sent[kChannel][args.generation] = begin.epoch;
+    }
+  }
+  if (!args.receive) return;
+  const RowParts share(static_cast<std::uint32_t>(args.plan.tokens), context.layout.result_pitch);
+  const Source source =
+      load_source<Sum::partials>(args, RowParts::first() / share.parts, lane_index());
+  const std::byte* own_sum = sum_own<Element>(args, mine, share, source);
+  if (!wait_for_results(args, begin.epoch)) return;
+  sum_tokens<Element, kAddend>(args, mine, share, source, own_sum);
+  finish_combine_recv(args, begin.epoch);
+}
+
+template <typename Element>
+cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, int blocks,
+                   cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ranks));
+  const bool overlaps = table.rank[0].overlaps;
+  switch (addends_of(table, ranks)) {
+    case Addends::none:
+      return launch_kernel(overlaps, combine_partials<Element, false>, grid, kThreads, 0, stream,
+                           table);
+    case Addends::all:
+      return launch_kernel(overlaps, combine_partials<Element, true>, grid, kThreads, 0, stream,
+                           table);
+    case Addends::differ: break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <typename Element>
+cudaError_t load_kernels() {
+  cudaFuncAttributes attributes;
+  const cudaError_t plain = cudaFuncGetAttributes(&attributes, combine_partials<Element, false>);
+  if (plain != cudaSuccess) return plain;
+  return cudaFuncGetAttributes(&attributes, combine_partials<Element, true>);
+}
+
+}  // namespace
+
+cudaError_t launch_combine_partials(const RankTable<CombineRecvArgs>& table, int ranks, int blocks,
+                                    cudaStream_t stream) {
+  switch (table.rank[0].dtype) {
+    case DType::bf16: return launch<Bf16Element>(table, ranks, blocks, stream);
+    case DType::f16: return launch<F16Element>(table, ranks, blocks, stream);
+    case DType::f32: return launch<F32Element>(table, ranks, blocks, stream);
+    case DType::f64:
+    case DType::raw: break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t prepare_combine_partials() {
+  for (const cudaError_t each :
+       {load_kernels<Bf16Element>(), load_kernels<F16Element>(), load_kernels<F32Element>()}) {
+    if (each != cudaSuccess) return each;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace wherry::kernels::cuda
