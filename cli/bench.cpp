@@ -1,15 +1,18 @@
 // wherry bench: plan, dispatch and combine over N ranks of this machine, verified, then timed beside
-// the floor of plain copies. What is measured and how: bench/measure.hpp.
+// the floor of plain copies. What is measured and how: bench/measure.hpp; on GPUs: bench/gpu.hpp.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "bench/gpu.hpp"
 #include "bench/print.hpp"
 #include "command.hpp"
+#include "exchange/config.hpp"
 #include "experts/expert_hidden.hpp"
 #include "gather.hpp"
 #include "measure.hpp"
@@ -30,6 +33,7 @@ struct BenchOptions {
   std::int64_t receive_rows = 0;
   int alignment = 1;
   std::optional<int> threads_per_rank;
+  int num_sms = 0;
   bool identity = true;
   bool halves = false;
   bool sweep = false;
@@ -89,13 +93,59 @@ bench::Report run_job(const BenchOptions& options, const bench::Job& job) {
   return *shared;
 }
 
-int run_bench(const BenchOptions& options) {
-  std::vector<bench::Job> jobs;
-  if (options.sweep) {
-    for (std::int64_t tokens = 1; tokens < options.shape.tokens; tokens *= 2)
-      jobs.push_back(settle(options, tokens));
+// Tokens of the measurements, ascending.
+std::vector<std::int64_t> token_counts(const BenchOptions& options) {
+  std::vector<std::int64_t> counts;
+  for (std::int64_t tokens = 1; options.sweep && tokens < options.shape.tokens; tokens *= 2) {
+    counts.push_back(tokens);
   }
-  jobs.push_back(settle(options, options.shape.tokens));
+  counts.push_back(options.shape.tokens);
+  return counts;
+}
+
+// `given`: whether a flag was.
+void check_for_gpus(const BenchOptions& options, const std::function<bool(const char*)>& given) {
+  for (const char* flag : {"--combine-wire", "--rows-per-slot", "--receive-rows", "--alignment",
+                           "--halves", "--threads-per-rank", "--identity", "--warmup", "--seed"}) {
+    WHERRY_CHECK_ARGUMENT(!given(flag), Stage::none,
+                          "{} goes with --device cpu; on cuda graphs of whole steps are replayed, "
+                          "with tokens, experts and sizes of their own",
+                          flag);
+  }
+  WHERRY_CHECK_ARGUMENT(
+      options.exchange.wire == Wire::same || options.exchange.wire == Wire::e4m3_block128,
+      Stage::none, "--wire is {}; with --device cuda it may be same or e4m3_block128",
+      name(options.exchange.wire));
+}
+
+int run_gpu_bench(const BenchOptions& options) {
+  const Model model = options.shape.resolve();
+  std::vector<GpuMeasurement> measurements;
+  for (const std::int64_t tokens : token_counts(options)) {
+    GpuJob job{options.launch, options.exchange.config(model, tokens, options.launch),
+               options.steps};
+    job.config.num_sms = options.num_sms;
+    check_config(job.config, -1, options.launch.ranks);
+    measurements.push_back({job, measure_on_gpus(job)});
+    if (options.json) print_json(gpu_bench_json(measurements.back()));
+  }
+  if (options.json) return kOk;
+  if (options.sweep) {
+    print_gpu_bench_sweep(measurements);
+  } else {
+    print_gpu_bench(measurements.back());
+  }
+  return kOk;
+}
+
+int run_bench(const BenchOptions& options, const std::function<bool(const char*)>& given) {
+  if (options.launch.device == Device::Kind::cuda) {
+    check_for_gpus(options, given);
+    return run_gpu_bench(options);
+  }
+  WHERRY_CHECK_ARGUMENT(!given("--num-sms"), Stage::none, "--num-sms goes with --device cuda");
+  std::vector<bench::Job> jobs;
+  for (const std::int64_t tokens : token_counts(options)) jobs.push_back(settle(options, tokens));
   check_memory(jobs.back());
   std::vector<Measurement> measurements;
   for (const bench::Job& job : jobs) {
@@ -152,6 +202,11 @@ void add_measuring_options(CLI::App& command, BenchOptions& options) {
       ->check(whole_number(0, std::numeric_limits<std::int32_t>::max()))
       ->type_name("N")
       ->capture_default_str();
+  command
+      .add_option("--num-sms", options.num_sms,
+                  "cuda: multiprocessors of each rank [its share of the GPU, at most 16]")
+      ->check(whole_number(1, 1024))
+      ->type_name("N");
   command.add_flag("--sweep", options.sweep, "Measure 1, 2, 4, ... tokens, up to --tokens");
   command.add_flag("--json", options.json,
                    "One JSON object a measurement on stdout, and nothing else");
@@ -164,11 +219,16 @@ void add_bench(CLI::App& app, Run& run) {
       "bench", "Time plan, dispatch and combine, beside the floor of plain copies");
   const auto options = std::make_shared<BenchOptions>();
   add_launch_options(*command, options->launch);
+  add_device_option(*command, options->launch);
   add_shape_options(*command, options->shape);
   add_exchange_options(*command, options->exchange);
   add_rows_options(*command, *options);
   add_measuring_options(*command, *options);
-  command->callback([&run, options] { run = [options] { return run_bench(*options); }; });
+  command->callback([&run, options, command] {
+    run = [options, command] {
+      return run_bench(*options, [command](const char* flag) { return command->count(flag) > 0; });
+    };
+  });
 }
 
 }  // namespace wherry::cli

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/gpu_test.sh [FILTER]: builds the GPU tests and runs each in a process of its own (those of the
 # experts in one), the ranks under CUDA MPS (its ranks as processes are the product's way), then
-# `wherry layer --device cuda` in each layout and a small test under compute-sanitizer.
+# `wherry layer` and `wherry bench --device cuda` in some layouts and a small test under compute-sanitizer.
 # FILTER: of GoogleTest; with one, only its tests run. PROGRAM: run this one instead of building.
 # What passed goes to $OUT or results/h200, tests.json. WHERRY_COMMIT names the commit where the machine
 # has the files without the history.
@@ -80,6 +80,18 @@ if [ "${filter}" = '*' ]; then
   layer "4 threads, 32 replicas, skewed" --ranks 4 --threads --tokens 64 --replicas 32 --skew 1
   layer "e4m3 out" --ranks 2 --tokens 64 --wire e4m3_block128
   layer "8 ranks, 1024 tokens" --ranks 8 --tokens 1024
+fi
+# Times, of what has been verified in the same run.
+measure() {
+  local name=$1
+  shift
+  [ -x "${build}/bin/wherry" ] || return 0
+  run "wherry bench --device cuda, ${name}" with_mps timeout "${TIMEOUT:-120}" "${build}/bin/wherry" bench \
+    --device cuda --tokens 16 "$@"
+}
+if [ "${filter}" = '*' ]; then
+  measure "4 ranks, tokens" --ranks 4 --layout tokens
+  measure "2 threads, slots, e4m3 out, up to 16 tokens" --ranks 2 --threads --layout slots --wire e4m3_block128 --sweep
 fi
 if [ "${filter}" = '*' ]; then
   for tool in memcheck racecheck synccheck; do

@@ -169,6 +169,16 @@ enum class Way { push, pull, home };
 
 }  // namespace
 
+double best_copy(const std::vector<LinkRate>& rates) {
+  double best = 0.0;
+  for (const LinkRate& rate : rates) {
+    if (rate.how != "engine" && rate.how != "bulk store at home") {
+      best = std::max(best, rate.both_ways);
+    }
+  }
+  return best;
+}
+
 std::vector<LinkRate> measure_link() {
   Pair pair;
   std::vector<LinkRate> rates;

@@ -16,6 +16,8 @@ struct LinkRate {
   double both_ways;  // GB/s of each while both send
 };
 [[nodiscard]] std::vector<LinkRate> measure_link();
+// GB/s both ways of the best copy over the link by a kernel: what percentages are of.
+[[nodiscard]] double best_copy(const std::vector<LinkRate>& rates);
 
 // Microseconds there and back of a word that both GPUs poll for.
 struct RoundTrip {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -14,7 +15,7 @@
 
 namespace wherry::bench {
 
-struct Shape {
+struct GpuShape {
   int ranks = 8;
   int tokens = 64;  // of each rank
   int hidden = 512;
@@ -22,7 +23,7 @@ struct Shape {
   int experts = 64;
   Layout layout = Layout::tokens;
   Reduction reduction = Reduction::by_rank;
-  SumAt sum_at = SumAt::home;
+  std::optional<SumAt> sum_at = SumAt::home;  // as ExchangeConfig::sum_at
   int depth = 2;
   DType dtype = DType::bf16;  // or f16, f32
   bool e4m3 = false;          // dispatch quantised rows, of bf16
@@ -143,18 +144,19 @@ struct Choices {  // of one rank, [tokens, topk]
   std::vector<float> weights;
 };
 
-inline int first_expert_of(const Shape& shape, int rank) {  // contiguous, the first ranks hold more
+inline int first_expert_of(const GpuShape& shape,
+                           int rank) {  // contiguous, the first ranks hold more
   const int each = shape.experts / shape.ranks;
   const int more = shape.experts % shape.ranks;
   return rank * each + (rank < more ? rank : more);
 }
-inline int rank_of_expert(const Shape& shape, int expert) {
+inline int rank_of_expert(const GpuShape& shape, int expert) {
   int rank = 0;
   while (expert >= first_expert_of(shape, rank + 1)) ++rank;
   return rank;
 }
 
-inline Choices draw_choices(const Shape& shape, int rank) {
+inline Choices draw_choices(const GpuShape& shape, int rank) {
   Choices choices;
   std::mt19937 random(static_cast<unsigned>(rank + 1));
   for (int token = 0; token < shape.tokens; ++token) {
@@ -176,7 +178,7 @@ inline Choices draw_choices(const Shape& shape, int rank) {
 
 // Where the rows that `rank` receives come from, in their order: by slot (tokens: all together), source
 // rank, token. With `slots` each slot has room for all tokens.
-inline std::vector<Origin> origins_of(const Shape& shape, int rank) {
+inline std::vector<Origin> origins_of(const GpuShape& shape, int rank) {
   const int first = first_expert_of(shape, rank);
   const int end = first_expert_of(shape, rank + 1);
   const bool by_token = shape.layout == Layout::tokens;

@@ -129,7 +129,7 @@ cuda::DeviceMemory upload(int ordinal, const std::vector<T>& values) {
   return memory;
 }
 
-ExchangeConfig config_of(const Shape& shape) {
+ExchangeConfig config_of(const GpuShape& shape) {
   ExchangeConfig config;
   config.experts = shape.experts;
   config.topk = shape.topk;
@@ -153,7 +153,7 @@ ExchangeConfig config_of(const Shape& shape) {
 
 }  // namespace
 
-RankOnGpu::RankOnGpu(const Group& group, int ordinal, cudaStream_t stream, const Shape& shape)
+RankOnGpu::RankOnGpu(const Group& group, int ordinal, cudaStream_t stream, const GpuShape& shape)
     : shape_(shape),
       ordinal_(ordinal),
       rank_(group.rank()),
@@ -247,7 +247,7 @@ void RankOnGpu::checked_step() {
                            std::to_string(f[4]) + " found " + std::to_string(f[5]));
 }
 
-std::int64_t rows_sent(const Shape& shape) {
+std::int64_t rows_sent(const GpuShape& shape) {
   std::int64_t rows = 0;
   for (int rank = 0; rank < shape.ranks; ++rank) {
     for (const Origin& origin : origins_of(shape, rank)) rows += origin.source >= 0 ? 1 : 0;

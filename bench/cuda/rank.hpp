@@ -23,10 +23,9 @@ struct Mismatches {
 
 class RankOnGpu {
  public:
-  RankOnGpu(const Group& group, int ordinal, cudaStream_t stream, const Shape& shape);
+  RankOnGpu(const Group& group, int ordinal, cudaStream_t stream, const GpuShape& shape);
 
-  [[nodiscard]] const Shape& shape() const { return shape_; }
-  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  [[nodiscard]] const Exchange& exchange() const { return exchange_; }
 
   // Stream-ordered, each for the generation whose turn it is.
   void plan();
@@ -42,7 +41,7 @@ class RankOnGpu {
   [[nodiscard]] TensorView sums() const;
   void check_rows(const Received& received);
 
-  Shape shape_;
+  GpuShape shape_;
   int ordinal_;
   int rank_;
   cudaStream_t stream_;
@@ -55,6 +54,6 @@ class RankOnGpu {
 };
 
 // Rows that a dispatch of all ranks writes.
-[[nodiscard]] std::int64_t rows_sent(const Shape& shape);
+[[nodiscard]] std::int64_t rows_sent(const GpuShape& shape);
 
 }  // namespace wherry::bench

@@ -1,8 +1,8 @@
 #include "replays.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
-#include "results.hpp"
 #include "support/cuda.hpp"
 
 namespace wherry::bench {
@@ -44,6 +44,11 @@ const char* name(RanksAs ranks_as) {
     case RanksAs::gpus: return "one a GPU";
   }
   return "";
+}
+
+float median(std::vector<float> values) {
+  std::ranges::sort(values);
+  return values.empty() ? 0.0F : values[values.size() / 2];
 }
 
 double copy_rate() {

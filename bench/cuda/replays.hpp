@@ -14,6 +14,8 @@ namespace wherry::bench {
 enum class RanksAs { processes, threads, gpus };
 [[nodiscard]] const char* name(RanksAs ranks_as);
 
+[[nodiscard]] float median(std::vector<float> values);
+
 // Of the current device: bytes read plus bytes written, GB/s, of a large copy.
 [[nodiscard]] double copy_rate();
 

@@ -42,11 +42,6 @@ std::string variable(const char* name) {
 
 }  // namespace
 
-float median(std::vector<float> values) {
-  std::ranges::sort(values);
-  return values.empty() ? 0.0F : values[values.size() / 2];
-}
-
 Results::Results(std::string path, std::string command)
     : path_(std::move(path)),
       command_(std::move(command)) {
@@ -81,15 +76,13 @@ void Results::measure_the_link() {
 
 void Results::add_link() const {
   double engine = 0.0;
-  double best = 0.0;
   const auto add = [this](const Json& line) {
     add_line(rows_path(), line);
     std::puts(line.dump().c_str());
   };
-  for (const LinkRate& rate : measure_link()) {
+  const std::vector<LinkRate> rates = measure_link();
+  for (const LinkRate& rate : rates) {
     if (rate.blocks == 0) engine = rate.both_ways;
-    const bool over = rate.how != "engine" && rate.how != "bulk store at home";
-    if (over) best = std::max(best, rate.both_ways);
     add({{"link", rate.how},
          {"blocks", rate.blocks},
          {"one_way_gbps", rounded(rate.one_way, 1)},
@@ -99,7 +92,7 @@ void Results::add_link() const {
   add({{"link", "round trip"},
        {"relaxed_us", rounded(trip.relaxed, 2)},
        {"ordered_us", rounded(trip.ordered, 2)},
-       {"kernel_gbps", rounded(best, 1)},
+       {"kernel_gbps", rounded(best_copy(rates), 1)},
        {"engine_gbps", rounded(engine, 1)}});
 }
 
@@ -109,12 +102,12 @@ void Results::add(const Row& row) const {
   const auto p99 = static_cast<double>(at_share(row.us, 0.99));
   const double floor_us = row.bytes / row.gbps / 1e3;
   const double percent = 100.0 * floor_us / middle;
-  const Shape& s = row.shape;
+  const GpuShape& s = row.shape;
   add_line(rows_path(), {{"ranks_as", bench::name(row.ranks_as)},
                          {"stage", row.stage},
                          {"layout", wherry::name(s.layout)},
                          {"reduction", wherry::name(s.reduction)},
-                         {"sum_at", wherry::name(s.sum_at)},
+                         {"sum_at", wherry::name(s.sum_at.value_or(SumAt::home))},
                          {"dispatch_wire", s.e4m3 ? "e4m3_block128" : "bf16"},
                          {"kernels", *s.kernels != '\0' ? s.kernels : "cuda"},
                          {"ranks", s.ranks},
@@ -132,8 +125,9 @@ void Results::add(const Row& row) const {
   std::puts(fmt::format("{:<9} {}x{:<2} T{:<4} H{:<4} K{:<2} {:<8} {:<8} {:<6} {:<14} {:8.1f} us  "
                         "{:5.1f}%  p99 {:8.1f}",
                         bench::name(row.ranks_as), s.ranks, s.num_sms, s.tokens, s.hidden, s.topk,
-                        wherry::name(s.layout), wherry::name(s.reduction), wherry::name(s.sum_at),
-                        row.stage, middle, percent, p99)
+                        wherry::name(s.layout), wherry::name(s.reduction),
+                        wherry::name(s.sum_at.value_or(SumAt::home)), row.stage, middle, percent,
+                        p99)
                 .c_str());
   std::fflush(stdout);
 }

@@ -9,8 +9,6 @@
 
 namespace wherry::bench {
 
-[[nodiscard]] float median(std::vector<float> values);
-
 // Lines are added by rank 0 of whichever process, to a file beside the one at `path`.
 class Results {
  public:
@@ -26,7 +24,7 @@ class Results {
 
   struct Row {
     RanksAs ranks_as;
-    const Shape& shape;
+    const GpuShape& shape;
     const char* stage;
     const std::vector<float>& us;  // of all replays; none: no row
     double bytes;  // the fewest: each input read once, each output written once; or over the link
