@@ -56,7 +56,8 @@ sanitized() {
   # So many launches have more barriers than synccheck follows by itself.
   timeout "${TIMEOUT:-120}" compute-sanitizer --tool "$1" --num-cuda-barriers 65536 --error-exitcode 9 "${program}" \
     --gtest_filter='Sanitized.*' 2>&1 | tee "${build}/sanitizer.log"
-  [ "${PIPESTATUS[0]}" = 0 ] && grep -qE 'ERROR SUMMARY: 0 errors|0 hazards displayed' "${build}/sanitizer.log"
+  [ "${PIPESTATUS[0]}" = 0 ] &&
+    grep -qE 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: .*\(0 errors' "${build}/sanitizer.log"
 }
 
 mapfile -t tests < <("${program}" --gtest_list_tests --gtest_filter="${filter}" |

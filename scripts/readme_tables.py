@@ -18,6 +18,7 @@ import argparse
 import json
 import pathlib
 import re
+import statistics
 import sys
 import textwrap
 
@@ -209,7 +210,8 @@ def gpu_decode():
 
     def of(result):
         return {key[2]: stages
-                for key, stages in gpu_stages(result, lambda e: e["layout"] == "slots").items()}
+                for key, stages in gpu_stages(
+                    result, lambda e: e["layout"] == "slots" and e["kernels"] == "cuda").items()}
 
     as_processes, as_threads = of(processes), of(threads)
     rows = []
@@ -299,8 +301,8 @@ def gpu_nccl():
 
 def gpu_deepep():
     """The other peer, on the machine and in the hour of our own figures; its best build and its best way."""
-    result, ours = gpu("h200-x2", "deepep"), gpu("h200-x2", "gpus")
-    if not result or not ours:
+    result, ours, wide = (gpu("h200-x2", name) for name in ("deepep", "gpus", "bench"))
+    if not result or not ours or not wide:
         return NOTHING
     shapes = gpu_stages(ours, lambda e: "stage" in e)
 
@@ -328,11 +330,36 @@ def gpu_deepep():
          own("step", tokens=128, sms=64, reduction="by_token")),
         ("the same, ours `by_rank`", theirs(mode="low_latency", stage="dispatch+combine"),
          own("step", tokens=128, sms=64, reduction="by_rank")),
+        ("the same with 128 of 132 SMs (theirs takes all)",
+         theirs(mode="low_latency", stage="dispatch+combine"),
+         statistics.median(e["p50"]["step_us"] for e in wide["results"]
+                           if (e["reduction"], e["num_sms"]) == ("by_rank", 128))),
     ]:
         rows.append([name, f"{peer:.0f} µs", f"{mine:.0f} µs", f"{mine / peer:.2f}"])
     return (table(["2 GPUs, a rank each", "DeepEP", "ours", "ours / DeepEP"], rows)
             + f"\n{result['machine']}, driver {result['driver']}, {result['peer']}, commit {result['commit']}; "
-              "`results/h200-x2/deepep.json`, `results/h200-x2/gpus.json`.\n")
+              "`results/h200-x2/deepep.json`, `gpus.json` and `bench.json` beside it.\n")
+
+
+def gpu_deepep_one():
+    """The same where all ranks share one GPU, as processes."""
+    result, ours = gpu("h200", "deepep"), gpu("h200", "processes")
+    if not result or not ours:
+        return NOTHING
+    shapes = gpu_stages(ours, is_throughput)
+    rows = []
+    for ranks, sms in [(8, 16), (4, 24)]:
+        found = next(f for key, f in shapes.items() if key[:2] == (ranks, sms))
+        for name, stage, mine in [("dispatch", "dispatch", "dispatch"), ("combine", "combine", "combine"),
+                                  ("plan and dispatch", "layout+dispatch uncached", "plan_dispatch")]:
+            peer = next(e["us_median"] for e in result["results"]
+                        if (e["ranks"], e["num_sms"], e["stage"], e["dtype"]) == (ranks, sms, stage, "bf16"))
+            us = found[mine]["median_us"]
+            rows.append([f"{ranks} ranks x {sms} SMs, {name}", f"{peer:.0f} µs", f"{us:.0f} µs",
+                         f"{us / peer:.2f}"])
+    return (table(["one GPU, 4096 tokens a rank, bf16", "DeepEP", "ours", "ours / DeepEP"], rows)
+            + f"\n{result['machine']}, driver {result['driver']}, {result['peer']}, commit {result['commit']}; "
+              "`results/h200/deepep.json`, `results/h200/processes.json`.\n")
 
 
 def gpu_tests():
@@ -355,6 +382,7 @@ TABLES = {"cpu-ratio": cpu_ratio, "cpu-stages": cpu_stages, "cpu-limits": cpu_li
           "cpu-formats": cpu_formats, "gpu-throughput": gpu_throughput, "gpu-shapes": gpu_shapes,
           "gpu-decode": gpu_decode, "gpu-link": gpu_link,
           "gpu-link-rates": gpu_link_rates, "gpu-nccl": gpu_nccl, "gpu-deepep": gpu_deepep,
+          "gpu-deepep-one": gpu_deepep_one,
           "gpu-tests": gpu_tests}
 
 

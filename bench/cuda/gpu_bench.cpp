@@ -98,7 +98,7 @@ std::vector<GpuShape> shapes_of(RanksAs ranks_as, const std::string& which) {
   const bool only_decode = which == "decode";
   const auto add_decode = [&] {
     for (const int tokens : {128, 16, 1}) shapes.push_back(decode(8, tokens));
-    if (ranks_as != RanksAs::threads || quick) return;
+    if (!only_decode) return;
     for (GpuShape shape : decode_over_link(2)) {
       shape.kernels = "cuda_link";  // on one GPU, by what would run on two
       shapes.push_back(shape);
