@@ -2,7 +2,6 @@
 // the floor of plain copies. What is measured and how: bench/measure.hpp; on GPUs: bench/gpu.hpp.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -119,14 +118,21 @@ void check_for_gpus(const BenchOptions& options, const std::function<bool(const 
 }
 
 int run_gpu_bench(const BenchOptions& options) {
+  constexpr int kMostReplays = 1000;  // others wait for the rank that replays
+  WHERRY_CHECK_ARGUMENT(options.steps <= kMostReplays, Stage::none,
+                        "--steps is {}; with --device cuda it is a number of replays, 1 to {}",
+                        options.steps, kMostReplays);
   const Model model = options.shape.resolve();
+  for (const std::int64_t tokens : token_counts(options)) {
+    check_config(options.exchange.config(model, tokens, options.launch), -1, options.launch.ranks);
+  }
+  const GpuMachine machine = look_at_machine(options.launch);
   std::vector<GpuMeasurement> measurements;
   for (const std::int64_t tokens : token_counts(options)) {
     GpuJob job{options.launch, options.exchange.config(model, tokens, options.launch),
                options.steps};
     job.config.num_sms = options.num_sms;
-    check_config(job.config, -1, options.launch.ranks);
-    measurements.push_back({job, measure_on_gpus(job)});
+    measurements.push_back({job, measure_on_gpus(job, machine)});
     if (options.json) print_json(gpu_bench_json(measurements.back()));
   }
   if (options.json) return kOk;

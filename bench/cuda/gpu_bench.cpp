@@ -8,7 +8,6 @@
 // A graph of several whole steps is replayed. `step` is one of it. The stages are told apart by stamps in
 // another graph: kernels that read the clock (an event takes 20 us between processes under MPS). What a
 // stamp takes by itself is measured there and taken off.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

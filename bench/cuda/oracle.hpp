@@ -28,7 +28,8 @@ struct GpuShape {
   DType dtype = DType::bf16;  // or f16, f32
   bool e4m3 = false;          // dispatch quantised rows, of bf16
   const char* kernels = "";   // as ExchangeConfig::kernels
-  int num_sms = 4;            // of a rank
+  int num_sms = 4;            // of a rank, or 0: the exchange's choice
+  double deadline = 20.0;     // seconds, of every wait for another rank
 
   std::uint64_t x_bytes() const {
     return static_cast<std::uint64_t>(hidden) * static_cast<std::uint64_t>(dtype_bytes(dtype));
@@ -37,7 +38,6 @@ struct GpuShape {
   std::uint64_t scale_bytes() const {
     return e4m3 ? static_cast<std::uint64_t>((hidden + 127) / 128 * 4) : 0;
   }
-  std::uint64_t scale_pitch() const { return (scale_bytes() + 15) / 16 * 16; }
 };
 
 // --- Payload ------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ WHERRY_HD inline std::uint32_t payload(DType dtype, int source, int token, int c
   const Fields fields = fields_of(dtype);
   const std::uint32_t bits =
       mix(static_cast<std::uint32_t>(column) * 0x9E3779B9U +
-          mix(static_cast<std::uint32_t>(token) * 64U + static_cast<std::uint32_t>(source)));
+          mix(static_cast<std::uint32_t>(token) * 1024U + static_cast<std::uint32_t>(source)));
   const std::uint32_t exponent = fields.eighth + ((bits >> 24) & 3U);
   const std::uint32_t mantissa = bits & ((1U << fields.mantissa_bits) - 1U);
   return (bits >> 31 << fields.sign_bit) | (exponent << fields.mantissa_bits) | mantissa;

@@ -1,5 +1,6 @@
 #include "rank.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -129,6 +130,15 @@ cuda::DeviceMemory upload(int ordinal, const std::vector<T>& values) {
   return memory;
 }
 
+// Of all ranks, the most that one receives.
+std::int64_t most_rows(const GpuShape& shape) {
+  std::int64_t most = 1;
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    most = std::max(most, static_cast<std::int64_t>(origins_of(shape, rank).size()));
+  }
+  return most;
+}
+
 ExchangeConfig config_of(const GpuShape& shape) {
   ExchangeConfig config;
   config.experts = shape.experts;
@@ -140,12 +150,10 @@ ExchangeConfig config_of(const GpuShape& shape) {
   config.reduction = shape.reduction;
   if (shape.reduction == Reduction::by_rank) config.sum_at = shape.sum_at;
   if (shape.e4m3) config.dispatch_wire = Wire::e4m3_block128;
-  // As much as an even routing brings, and a fifth more: the most that can come does not fit 8 times.
-  if (shape.layout == Layout::grouped) {
-    config.receive_rows = std::int64_t{shape.tokens} * shape.topk * 6 / 5;
-  }
+  // No more than comes: the most that could come does not fit 8 times.
+  if (shape.layout == Layout::grouped) config.receive_rows = most_rows(shape);
   config.depth = shape.depth;
-  config.deadline = Seconds(20.0);
+  config.deadline = Seconds(shape.deadline);
   config.num_sms = shape.num_sms;
   config.kernels = shape.kernels;
   return config;

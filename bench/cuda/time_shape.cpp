@@ -59,7 +59,7 @@ class Stream {
 
 ShapeTimes time_rank(const Group& group, int ordinal, cudaStream_t stream, RanksAs ranks_as,
                      const GpuShape& shape, double link_gbps, int num_replays) {
-  Meeting meeting(group, Seconds(60.0));
+  Meeting meeting(group, Seconds(60.0 + shape.deadline));
   ShapeTimes times;
   times.gbps = link_gbps;
   if (ranks_as != RanksAs::gpus && group.rank() == 0) times.gbps = copy_rate();
@@ -68,12 +68,14 @@ ShapeTimes time_rank(const Group& group, int ordinal, cudaStream_t stream, Ranks
   times.kernels = rank.exchange().kernels();
   times.fabric = rank.exchange().fabric();
   times.window_bytes = rank.exchange().window_bytes();
+  times.num_sms = rank.exchange().config().num_sms;
   for (int i = 0; i < 2 * shape.depth; ++i) {
     rank.checked_step();
     meeting.meet();
   }
   const bool decode = shape.tokens <= 128;
   const int steps = decode ? 20 * shape.depth : 3 * shape.depth;
+  times.steps = steps;
   Replays replays(ranks_as, group.rank(), meeting, stream);
   const Bytes bytes = fewest_bytes(ranks_as, shape);
   const auto add = [&](const char* stage, const std::vector<float>& us, double moved) {
@@ -108,14 +110,16 @@ ShapeTimes time_rank(const Group& group, int ordinal, cudaStream_t stream, Ranks
 void time_shape(RanksAs ranks_as, const GpuShape& shape, double link_gbps, int replays,
                 const StartRanks& start, const std::function<void(const ShapeTimes&)>& report) {
   const auto run_rank = [&](const Group& group, int ordinal, cudaStream_t stream) {
-    CUDA_OK(cudaSetDevice(ordinal));
     const ShapeTimes times = time_rank(group, ordinal, stream, ranks_as, shape, link_gbps, replays);
     if (group.rank() == 0) report(times);
   };
   if (ranks_as == RanksAs::threads) {
     CUDA_OK(cudaSetDevice(0));
     const Stream stream;  // one for all: they launch together
-    start([&](Group& group) { run_rank(group, 0, stream.get()); });
+    start([&](Group& group) {
+      CUDA_OK(cudaSetDevice(0));
+      run_rank(group, 0, stream.get());
+    });
     return;
   }
   start([&](Group& group) {

@@ -14,7 +14,7 @@ namespace wherry::bench {
 
 struct StageTime {
   const char* stage;
-  std::vector<float> us;  // of the slowest rank, replay by replay; threads: none but on rank 0
+  std::vector<float> us;  // of the slowest rank, replay by replay, each the mean of its steps
   double bytes;  // the fewest: each input read once, each output written once; or over the link
 };
 struct ShapeTimes {
@@ -23,6 +23,8 @@ struct ShapeTimes {
       stages;  // dispatch, combine, step, plan_dispatch, planned_step, "plan, dispatch"
   std::string kernels, fabric;
   std::uint64_t window_bytes = 0;  // of each rank
+  int num_sms = 0;                 // of each rank
+  int steps = 0;                   // of a replay
 };
 
 // Starts the ranks: run_threads, run_processes or what else calls a function on each. Not where CUDA has been

@@ -2,14 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "bench/print.hpp"
 #include "gather.hpp"
 #include "progress.hpp"
 #include "report/table.hpp"
-#include "support/build_info.hpp"
 #include "support/check.hpp"
 #include "support/devices.hpp"
 
@@ -28,7 +30,7 @@ double floor_fraction(const GpuReport& report) {
   return report.total.p50 > 0 ? report.floor_us / report.total.p50 : 0.0;
 }
 
-std::vector<std::pair<const char*, bench::Spread>> stages(const GpuReport& r) {
+Stages stages(const GpuReport& r) {
   return {{"dispatch", r.dispatch},
           {"plan_dispatch", r.plan_dispatch},
           {"combine", r.combine},
@@ -41,34 +43,24 @@ std::string head_text(const GpuMeasurement& m, const char* tokens) {
   return fmt::format(
       "Plan, dispatch and combine on {} over {} rank {} {} {} tokens each\n"
       "  {} experts, {} a token, hidden {}, {} to the experts\n"
-      "  layout {}, reduction {}, depth {}; kernels {}, fabric {}, windows of {}\n",
+      "  layout {}, reduction {}, depth {}; {} multiprocessors each\n"
+      "  kernels {}, fabric {}, windows of {}\n",
       m.report.several_gpus ? "several GPUs" : "one GPU", m.job.launch.ranks, ranks_are(m.job),
       tokens, c.max_tokens, c.experts, c.topk, c.hidden,
       c.dispatch_wire == Wire::same ? name(c.dtype) : name(c.dispatch_wire), name(c.layout),
-      name(c.effective_reduction()), c.depth, m.report.kernels, m.report.fabric,
+      name(c.effective_reduction()), c.depth, m.report.num_sms, m.report.kernels, m.report.fabric,
       bytes_text(static_cast<double>(m.report.window_bytes)));
 }
 
 #if WHERRY_HAS_CUDA
 
-struct Machine {
-  int gpus = 0;
-  double link_gbps = 0;
+struct Look {
+  GpuMachine machine;
+  bool link = true;  // can be measured
   char problem[256] = {};
 };
-// In a process of its own: the one that starts ranks must not start CUDA.
-Machine look_at_machine(bool link) {
-  const Shared<Machine> machine;
-  run_processes(1, [&](Group&) {
-    const Devices devices = find_devices();
-    machine->gpus = static_cast<int>(devices.found.size());
-    std::snprintf(machine->problem, sizeof(machine->problem), "%s", devices.problem.c_str());
-    if (link && machine->gpus > 1) machine->link_gbps = bench::best_copy(bench::measure_link());
-  });
-  return *machine;
-}
 
-bench::GpuShape shape_of(const GpuJob& job, bool several_gpus) {
+bench::GpuShape shape_of(const GpuJob& job) {
   const ExchangeConfig& c = job.config;
   bench::GpuShape shape;
   shape.ranks = job.launch.ranks;
@@ -78,11 +70,12 @@ bench::GpuShape shape_of(const GpuJob& job, bool several_gpus) {
   shape.experts = c.experts;
   shape.layout = c.layout;
   shape.reduction = c.effective_reduction();
-  shape.sum_at = several_gpus ? std::nullopt : std::optional(SumAt::home);
+  shape.sum_at = std::nullopt;
   shape.depth = c.depth;
   shape.e4m3 = c.dispatch_wire == Wire::e4m3_block128;
   shape.kernels = c.kernels.c_str();
   shape.num_sms = c.num_sms;
+  shape.deadline = c.deadline.count();
   return shape;
 }
 
@@ -102,6 +95,8 @@ void put_stages(const bench::ShapeTimes& times, GpuReport& report) {
   }
   report.copy_gbps = times.gbps;
   report.window_bytes = times.window_bytes;
+  report.num_sms = times.num_sms;
+  report.steps_per_replay = times.steps;
   std::snprintf(report.kernels, sizeof(report.kernels), "%s", times.kernels.c_str());
   std::snprintf(report.fabric, sizeof(report.fabric), "%s", times.fabric.c_str());
 }
@@ -110,11 +105,47 @@ void put_stages(const bench::ShapeTimes& times, GpuReport& report) {
 
 }  // namespace
 
-GpuReport measure_on_gpus(const GpuJob& job) {
+GpuMachine look_at_machine(const LaunchOptions& launch_options) {
+  const Error::Where where{Stage::startup, -1, -1};
 #if WHERRY_HAS_CUDA
-  const Machine machine = look_at_machine(!job.launch.threads && job.launch.ranks > 1);
-  WHERRY_CHECK(machine.gpus > 0, ErrorCode::unsupported, (Error::Where{Stage::startup, -1, -1}),
-               "--device cuda needs a GPU, and there is none: {}", machine.problem);
+  const bool over_link = !launch_options.threads && launch_options.ranks > 1;
+  const Shared<Look> look;
+  // In a process of its own: one that starts ranks must not have started CUDA.
+  LaunchOptions one = launch_options;
+  one.ranks = 1;
+  one.threads = false;
+  launch(one, [&](Group&) {
+    const Devices devices = find_devices();
+    look->machine.gpus = static_cast<int>(devices.found.size());
+    std::snprintf(look->problem, sizeof(look->problem), "%s", devices.problem.c_str());
+    if (!over_link || look->machine.gpus < 2) return;
+    for (const DeviceDescription& gpu : devices.found) {
+      look->link = look->link && (gpu.compute_major == 9 || gpu.compute_major == 10);
+    }
+    if (look->link) look->machine.link_gbps = bench::best_copy(bench::measure_link());
+  });
+  const GpuMachine machine = look->machine;
+  WHERRY_CHECK(machine.gpus > 0, ErrorCode::unsupported, where,
+               "--device cuda needs a GPU, and there is none: {}", look->problem);
+  WHERRY_CHECK(
+      look->link, ErrorCode::unsupported, where,
+      "several GPUs are measured against their link, by copies that need chips of sm_90 or "
+      "sm_100; --threads, or CUDA_VISIBLE_DEVICES, measures one");
+  WHERRY_CHECK_ARGUMENT(
+      machine.link_gbps == 0 || launch_options.ranks <= machine.gpus, Stage::none,
+      "--ranks is {}; with {} GPUs, processes are measured with one rank a GPU, so "
+      "it may be 1 to {}, or more with --threads on one GPU",
+      launch_options.ranks, machine.gpus, machine.gpus);
+  return machine;
+#else
+  static_cast<void>(launch_options);
+  throw Error(ErrorCode::unsupported, where,
+              fmt::format("--device cuda: {}", find_devices().problem));
+#endif
+}
+
+GpuReport measure_on_gpus(const GpuJob& job, const GpuMachine& machine) {
+#if WHERRY_HAS_CUDA
   const bool several = machine.link_gbps > 0;
   const bench::RanksAs ranks_as = job.launch.threads ? bench::RanksAs::threads
                                   : several          ? bench::RanksAs::gpus
@@ -122,7 +153,7 @@ GpuReport measure_on_gpus(const GpuJob& job) {
   const Shared<GpuReport> shared;
   try {
     bench::time_shape(
-        ranks_as, shape_of(job, several), machine.link_gbps, job.replays,
+        ranks_as, shape_of(job), machine.link_gbps, job.replays,
         [&](const std::function<void(Group&)>& rank) {
           launch(job.launch, [&](Group& group) {
             Progress progress(group.rank() == 0);
@@ -140,8 +171,8 @@ GpuReport measure_on_gpus(const GpuJob& job) {
   return report;
 #else
   static_cast<void>(job);
-  throw Error(ErrorCode::unsupported, {Stage::startup, -1, -1},
-              fmt::format("--device cuda: {}", find_devices().problem));
+  static_cast<void>(machine);
+  return {};
 #endif
 }
 
@@ -161,44 +192,39 @@ Json gpu_bench_json(const GpuMeasurement& m) {
   o["reduction"] = name(c.effective_reduction());
   o["wire"] = name(c.dispatch_wire);
   o["depth"] = c.depth;
-  o["num_sms"] = c.num_sms;
-  o["steps"] = m.job.replays;
+  o["num_sms"] = report.num_sms;
+  o["replays"] = m.job.replays;
+  o["steps_per_replay"] = report.steps_per_replay;
   o["kernels"] = report.kernels;
   o["fabric"] = report.fabric;
   o["verified"] = true;  // time_shape() throws otherwise
+  o["dispatch_us"] = report.dispatch.p50;
+  o["combine_us"] = report.combine.p50;
   o["total_us"] = report.total.p50;
   o["bytes"] = report.bytes;
   o["copy_gbps"] = report.copy_gbps;
   o["floor_us"] = report.floor_us;
   o["floor_fraction"] = floor_fraction(report);
   o["window_bytes"] = report.window_bytes;
-  for (const auto& [stage, spread] : stages(report)) {
-    const std::string field = fmt::format("{}_us", stage);
-    o["p50"][field] = spread.p50;
-    o["p99"][field] = spread.p99;
-    o["min"][field] = spread.min;
-  }
+  add_spreads(o, stages(report));
   return o;
 }
 
 void print_gpu_bench(const GpuMeasurement& m) {
-  using enum Table::Align;
   const GpuReport& report = m.report;
-  Table table({{"stage", left}, {"p50", right}, {"p99", right}, {"min", right}});
-  for (const auto& [stage, spread] : stages(report)) {
-    table.add({stage, time_text(spread.p50), time_text(spread.p99), time_text(spread.min)});
-  }
   print_text(fmt::format(
-      "{}\n{}  whole steps in a captured graph, {} replays, the slowest rank of each; dispatch "
-      "with\n"
-      "  the plan in hand or made in the same call; step: dispatch, combine; total: the plan "
-      "too\n\n"
+      "{}\n{}"
+      "  {} replays of a captured graph of {} steps, the slowest rank; each counts as their mean\n"
+      "  step: dispatch with the plan in hand, combine; total: the plan made in the same call\n\n"
       "{:.0f} % of the floor: {} {} at {:.0f} GB/s\n"
-      "verified: every row and output is right bit for bit, before and after\n",
-      head_text(m, "with"), table.to_string(2), m.job.replays, 100.0 * floor_fraction(report),
-      bytes_text(static_cast<double>(report.bytes)),
+      "{}verified: every row and output is right bit for bit, before and after\n",
+      head_text(m, "with"), spread_table(stages(report)), m.job.replays, report.steps_per_replay,
+      100.0 * floor_fraction(report), bytes_text(static_cast<double>(report.bytes)),
       report.several_gpus ? "of each rank over the link" : "read and written on the GPU",
-      report.copy_gbps));
+      report.copy_gbps,
+      report.several_gpus || m.job.launch.threads || m.job.launch.ranks == 1
+          ? ""
+          : "ranks that are processes share a GPU under CUDA MPS; without it they take turns\n"));
 }
 
 void print_gpu_bench_sweep(const std::vector<GpuMeasurement>& measurements) {

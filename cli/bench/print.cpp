@@ -23,7 +23,7 @@ double floor_fraction(const Report& report) {
   return report.total.p50 > 0 ? report.floor.p50 / report.total.p50 : 0.0;
 }
 
-std::vector<std::pair<const char*, Spread>> stages(const Report& r) {
+Stages stages(const Report& r) {
   return {{"plan", r.plan},
           {"dispatch", r.dispatch},
           {"dispatch_send", r.dispatch_send},
@@ -59,10 +59,32 @@ std::string head_text(const Measurement& m, const char* tokens) {
 
 }  // namespace
 
+void add_spreads(Json& object, const Stages& stages) {
+  for (const auto& [stage, spread] : stages) {
+    const std::string field = fmt::format("{}_us", stage);
+    object["p50"][field] = spread.p50;
+    object["p99"][field] = spread.p99;
+    object["min"][field] = spread.min;
+  }
+}
+
+std::string spread_table(const Stages& stages) {
+  using enum Table::Align;
+  Table table({{"stage", left}, {"p50", right}, {"p99", right}, {"min", right}});
+  for (const auto& [stage, spread] : stages) {
+    const std::string text = stage;
+    const bool half = text.ends_with("_send") || text.ends_with("_recv");
+    table.add({(half ? "  " : "") + text, time_text(spread.p50), time_text(spread.p99),
+               time_text(spread.min)});
+  }
+  return table.to_string(2);
+}
+
 Json bench_json(const Measurement& m) {
   const bench::Job& job = m.job;
   const Report& report = m.report;
   Json o = json_for("bench");
+  o["device"] = "cpu";
   o["ranks"] = job.shape.ranks;
   o["ranks_are"] = ranks_are(job);
   o["tokens"] = job.shape.tokens;
@@ -99,32 +121,19 @@ Json bench_json(const Measurement& m) {
   o["involuntary_switches"] = report.involuntary_switches;
   o["worst_involuntary_switches"] = report.worst_switches;
   o["window_bytes"] = report.window_bytes;
-  for (const auto& [stage, spread] : stages(report)) {
-    const std::string field = fmt::format("{}_us", stage);
-    o["p50"][field] = spread.p50;
-    o["p99"][field] = spread.p99;
-    o["min"][field] = spread.min;
-  }
+  add_spreads(o, stages(report));
   return o;
 }
 
 void print_bench(const Measurement& m) {
-  using enum Table::Align;
   const Report& report = m.report;
-  Table table({{"stage", left}, {"p50", right}, {"p99", right}, {"min", right}});
-  for (const auto& [stage, spread] : stages(report)) {
-    const std::string text = stage;
-    const bool half = text.ends_with("_send") || text.ends_with("_recv");
-    table.add({(half ? "  " : "") + text, time_text(spread.p50), time_text(spread.p99),
-               time_text(spread.min)});
-  }
   print_text(fmt::format(
       "{}\n{}  times of the slowest rank, {} steps; total: all ranks, without the experts\n\n"
       "{} of rows a step, {} of them between ranks{}\n"
       "{:.0f} % of the floor: plain copies of the same rows by {} stores, {:.1f} GB/s\n"
       "{:.2f} involuntary switches a step and rank\n"
       "verified: every output equals the dense reference bit for bit\n",
-      head_text(m, "with"), table.to_string(2), m.job.steps,
+      head_text(m, "with"), spread_table(stages(report)), m.job.steps,
       bytes_text(static_cast<double>(report.bytes)),
       bytes_text(static_cast<double>(report.link_bytes)), formats_text(m),
       100.0 * floor_fraction(report), stores(report), report.copy_gbps,

@@ -1,12 +1,21 @@
 // The measurements of `wherry bench`, for programs and for people.
 #pragma once
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "measure.hpp"
 #include "report/output.hpp"
 
 namespace wherry::cli {
+
+// What a stage is called, and how long it took.
+using Stages = std::vector<std::pair<const char*, bench::Spread>>;
+// "p50", "p99" and "min" of each, as "NAME_us".
+void add_spreads(Json& object, const Stages& stages);
+// A row each; those of halves, NAME_send and NAME_recv, are set in.
+[[nodiscard]] std::string spread_table(const Stages& stages);
 
 struct Measurement {
   bench::Job job;

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cli/command.hpp"
+#include "support/devices.hpp"
 
 namespace wherry::test {
 namespace {
@@ -52,6 +53,17 @@ TEST(Bench, PrintsEveryFieldOfAVerifiedMeasurement) {
   EXPECT_GT(o["total_us"], 0.0);
   EXPECT_GT(o["floor_us"], 0.0);
   EXPECT_GE(o["p99"]["total_us"], o["p50"]["total_us"]);
+}
+
+TEST(BenchOnCuda, SaysWhyWhereThereIsNoGpu) {
+  if (!find_devices().found.empty()) GTEST_SKIP() << "there is a GPU; scripts/gpu_test.sh runs it";
+  for (const char* ranks_are : {"--processes", "--threads"}) {
+    const Finished done = wherry({"bench", "--ranks", "2", "--device", "cuda", ranks_are});
+    EXPECT_EQ(done.code, 2);
+    EXPECT_EQ(done.out, "");
+    EXPECT_THAT(done.err,
+                testing::AnyOf(HasSubstr("there is none"), HasSubstr("this build has no CUDA")));
+  }
 }
 
 TEST(Bench, ReportsTheBytesAndTheErrorOfAFormat) {

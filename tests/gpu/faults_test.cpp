@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 #include <thread>
 
@@ -274,6 +275,7 @@ TEST(Faults, AKilledRankIsNamedAndTheOthersGoOnWithoutIt) {
     ADD_FAILURE() << "nobody missed the killed rank";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::peer_failed) << error.what();
+    EXPECT_EQ(error.peer(), kKilled) << error.what();
   }
   EXPECT_EQ(report->went_on, kRanks - 1);
   for (const char* problem : report->problem) EXPECT_STREQ(problem, "");

@@ -160,6 +160,7 @@ CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<
         kernel::prepare_combine_recv(), kernel::prepare_combine_partials()}) {
     cuda::check(prepared, where, "load kernels");
   }
+  config.num_sms = num_sms_;
   owner_ = std::make_shared<PlanOwner>(config, first, group.rank(), device.ordinal);
   placement_ = first;
   placement_hash_ = hash_of(first) >> (64 - kernel::kPlacementBits);

@@ -185,14 +185,9 @@ cudaError_t load_kernels() {
 
 cudaError_t launch_combine_partials(const RankTable<CombineRecvArgs>& table, int ranks, int blocks,
                                     cudaStream_t stream) {
-  switch (table.rank[0].dtype) {
-    case DType::bf16: return launch<Bf16Element>(table, ranks, blocks, stream);
-    case DType::f16: return launch<F16Element>(table, ranks, blocks, stream);
-    case DType::f32: return launch<F32Element>(table, ranks, blocks, stream);
-    case DType::f64:
-    case DType::raw: break;
-  }
-  return cudaErrorInvalidValue;
+  return with_element(table.rank[0].dtype, [&]<typename Element>() {
+    return launch<Element>(table, ranks, blocks, stream);
+  });
 }
 
 cudaError_t prepare_combine_partials() {

@@ -137,14 +137,9 @@ CombineShape choose_combine_shape(const CombineJob& job) {
 cudaError_t launch_combine_recv(const RankTable<CombineRecvArgs>& table, int ranks,
                                 const CombineShape& shape, cudaStream_t stream) {
   if (shape.slots != 0) return launch_combine_recv_bulk(table, ranks, shape, stream);
-  switch (table.rank[0].dtype) {
-    case DType::bf16: return launch_sums_of<Bf16Element>(table, ranks, shape, stream);
-    case DType::f16: return launch_sums_of<F16Element>(table, ranks, shape, stream);
-    case DType::f32: return launch_sums_of<F32Element>(table, ranks, shape, stream);
-    case DType::f64:
-    case DType::raw: break;
-  }
-  return cudaErrorInvalidValue;
+  return with_element(table.rank[0].dtype, [&]<typename Element>() {
+    return launch_sums_of<Element>(table, ranks, shape, stream);
+  });
 }
 
 }  // namespace wherry::kernels::cuda

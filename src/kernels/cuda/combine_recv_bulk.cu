@@ -283,14 +283,9 @@ CombineShape choose_combine_bulk_shape(const CombineJob& job) {
 
 cudaError_t launch_combine_recv_bulk(const RankTable<CombineRecvArgs>& table, int ranks,
                                      const CombineShape& shape, cudaStream_t stream) {
-  switch (table.rank[0].dtype) {
-    case DType::bf16: return launch<Bf16Element>(table, ranks, shape, stream);
-    case DType::f16: return launch<F16Element>(table, ranks, shape, stream);
-    case DType::f32: return launch<F32Element>(table, ranks, shape, stream);
-    case DType::f64:
-    case DType::raw: break;
-  }
-  return cudaErrorInvalidValue;
+  return with_element(table.rank[0].dtype, [&]<typename Element>() {
+    return launch<Element>(table, ranks, shape, stream);
+  });
 }
 
 cudaError_t prepare_combine_recv() {

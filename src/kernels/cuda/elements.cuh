@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "wherry/types.hpp"
+
 namespace wherry::kernels::cuda {
 
 // The hardware's NaN is 0x7FFF in both 16-bit types, ours is not: halves that are it get replaced.
@@ -111,5 +113,18 @@ struct F64Element {
     return {low(sum[0]), high(sum[0]), low(sum[1]), high(sum[1])};
   }
 };
+
+// launch.operator()<Element>() for rows of `dtype`. f64 has kernels of its own, raw rows have no sums.
+template <typename Launch>
+cudaError_t with_element(DType dtype, Launch launch) {
+  switch (dtype) {
+    case DType::bf16: return launch.template operator()<Bf16Element>();
+    case DType::f16: return launch.template operator()<F16Element>();
+    case DType::f32: return launch.template operator()<F32Element>();
+    case DType::f64:
+    case DType::raw: break;
+  }
+  return cudaErrorInvalidValue;
+}
 
 }  // namespace wherry::kernels::cuda
