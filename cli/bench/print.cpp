@@ -11,7 +11,6 @@ namespace wherry::cli {
 namespace {
 
 using bench::Report;
-using bench::Spread;
 
 const char* ranks_are(const bench::Job& job) { return job.processes ? "processes" : "threads"; }
 
