@@ -140,7 +140,7 @@ GpuMachine look_at_machine(const LaunchOptions& launch_options) {
 #else
   static_cast<void>(launch_options);
   throw Error(ErrorCode::unsupported, where,
-              fmt::format("--device cuda: {}", find_devices().problem));
+              fmt::format("--device cuda: this build has no CUDA: {}", find_devices().problem));
 #endif
 }
 
