@@ -122,11 +122,8 @@ __global__ void compare_sums(SumsArgs a) {
 template <typename T>
 cuda::DeviceMemory upload(int ordinal, const std::vector<T>& values) {
   cuda::DeviceMemory memory(ordinal, values.size() * sizeof(T));
-  cuda::check(
-      cudaMemcpy(memory.get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-      kWhere, "cudaMemcpy");
-  // From pageable memory it returns when all is on its way, and other streams do not wait for it.
-  cuda::check(cudaStreamSynchronize(nullptr), kWhere, "cudaMemcpy");
+  // Not cudaMemcpy, which returns when all is on its way: other streams do not wait for it.
+  cuda::SideStream(ordinal).write(memory.get(), values.data(), values.size() * sizeof(T));
   return memory;
 }
 

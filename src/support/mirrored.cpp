@@ -20,8 +20,6 @@ namespace {
 void copy(Device device, void* to, const void* from, std::size_t bytes, cudaMemcpyKind way) {
   const cuda::DeviceGuard guard(device.ordinal);
   cuda::check(cudaMemcpy(to, from, bytes, way), {}, "cudaMemcpy");
-  // To the device it returns when all is on its way, and other streams do not wait for it.
-  cuda::check(cudaStreamSynchronize(nullptr), {}, "cudaMemcpy");
 }
 
 }  // namespace
