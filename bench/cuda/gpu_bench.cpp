@@ -95,16 +95,12 @@ std::vector<GpuShape> shapes_of(RanksAs ranks_as, const std::string& which) {
   const bool quick = which == "quick";
   std::vector<GpuShape> shapes;
   const bool only_decode = which == "decode";
-  const auto add_decode = [&] {
+  if (only_decode && ranks_as != RanksAs::gpus) {
     for (const int tokens : {128, 16, 1}) shapes.push_back(decode(8, tokens));
-    if (!only_decode) return;
     for (GpuShape shape : decode_over_link(2)) {
       shape.kernels = "cuda_link";  // on one GPU, by what would run on two
       shapes.push_back(shape);
     }
-  };
-  if (only_decode && ranks_as != RanksAs::gpus) {
-    add_decode();
     return shapes;
   }
   if (ranks_as == RanksAs::gpus) {
@@ -137,7 +133,7 @@ std::vector<GpuShape> shapes_of(RanksAs ranks_as, const std::string& which) {
     shapes.push_back(throughput(ranks, num_sms));
     if (quick) break;
   }
-  add_decode();
+  for (const int tokens : {128, 16, 1}) shapes.push_back(decode(8, tokens));
   if (quick) return shapes;
   shapes.push_back(grouped(8, 16, Reduction::by_rank, SumAt::home));
   shapes.push_back(grouped(8, 16, Reduction::by_rank, SumAt::expert));

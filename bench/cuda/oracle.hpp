@@ -144,8 +144,8 @@ struct Choices {  // of one rank, [tokens, topk]
   std::vector<float> weights;
 };
 
-inline int first_expert_of(const GpuShape& shape,
-                           int rank) {  // contiguous, the first ranks hold more
+// Contiguous; the first ranks hold one more.
+inline int first_expert_of(const GpuShape& shape, int rank) {
   const int each = shape.experts / shape.ranks;
   const int more = shape.experts % shape.ranks;
   return rank * each + (rank < more ? rank : more);

@@ -180,17 +180,8 @@ Json gpu_bench_json(const GpuMeasurement& m) {
   const ExchangeConfig& c = m.job.config;
   const GpuReport& report = m.report;
   Json o = json_for("bench");
-  o["device"] = "cuda";
+  add_shape(o, "cuda", m.job.launch.ranks, ranks_are(m.job), c);
   o["several_gpus"] = report.several_gpus;
-  o["ranks"] = m.job.launch.ranks;
-  o["ranks_are"] = ranks_are(m.job);
-  o["tokens"] = c.max_tokens;
-  o["hidden"] = c.hidden;
-  o["topk"] = c.topk;
-  o["experts"] = c.experts;
-  o["layout"] = name(c.layout);
-  o["reduction"] = name(c.effective_reduction());
-  o["wire"] = name(c.dispatch_wire);
   o["depth"] = c.depth;
   o["num_sms"] = report.num_sms;
   o["replays"] = m.job.replays;

@@ -58,6 +58,20 @@ std::string head_text(const Measurement& m, const char* tokens) {
 
 }  // namespace
 
+void add_shape(Json& object, const char* device, int ranks, const char* ranks_are,
+               const ExchangeConfig& config) {
+  object["device"] = device;
+  object["ranks"] = ranks;
+  object["ranks_are"] = ranks_are;
+  object["tokens"] = config.max_tokens;
+  object["hidden"] = config.hidden;
+  object["topk"] = config.topk;
+  object["experts"] = config.experts;
+  object["layout"] = name(config.layout);
+  object["reduction"] = name(config.effective_reduction());
+  object["wire"] = name(config.dispatch_wire);
+}
+
 void add_spreads(Json& object, const Stages& stages) {
   for (const auto& [stage, spread] : stages) {
     const std::string field = fmt::format("{}_us", stage);
@@ -83,16 +97,7 @@ Json bench_json(const Measurement& m) {
   const bench::Job& job = m.job;
   const Report& report = m.report;
   Json o = json_for("bench");
-  o["device"] = "cpu";
-  o["ranks"] = job.shape.ranks;
-  o["ranks_are"] = ranks_are(job);
-  o["tokens"] = job.shape.tokens;
-  o["hidden"] = job.shape.hidden;
-  o["topk"] = job.shape.topk;
-  o["experts"] = job.shape.experts;
-  o["layout"] = name(job.config.layout);
-  o["reduction"] = name(job.config.effective_reduction());
-  o["wire"] = name(job.config.dispatch_wire);
+  add_shape(o, "cpu", job.shape.ranks, ranks_are(job), job.config);
   o["combine_wire"] = name(job.config.combine_wire);
   o["expert"] = job.experts == bench::Experts::identity ? "identity" : "scale";
   o["depth"] = job.config.depth;

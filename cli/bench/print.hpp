@@ -10,6 +10,9 @@
 
 namespace wherry::cli {
 
+// "device" to "wire": what was measured, on CPUs and GPUs alike.
+void add_shape(Json& object, const char* device, int ranks, const char* ranks_are,
+               const ExchangeConfig& config);
 // What a stage is called, and how long it took.
 using Stages = std::vector<std::pair<const char*, bench::Spread>>;
 // "p50", "p99" and "min" of each, as "NAME_us".

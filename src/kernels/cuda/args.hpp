@@ -208,8 +208,7 @@ struct CombineSendArgs {
   PlanArrays plan;
   std::uint32_t generation;
   DType dtype;
-  bool
-      partials;  // by_rank, converted: sum the results of each token row first, and push the sum home
+  bool partials;  // by_rank, converted: first sum the results of each token row and push the sum
   bool overlaps;  // as CombineRecvArgs::overlaps
 };
 
