@@ -36,8 +36,9 @@ struct RankState {
   std::uint32_t received[layout::kNumChannels][kMaxDepth];  // epoch of the last signals seen
   // Blocks of the running launch that are done, or (planned) have seen the state; each wraps to 0.
   std::uint32_t arrived[kNumArrivals];
-  std::uint32_t plans;         // plans filled; plan p uses count generation p mod 2
-  std::uint32_t shared_plans;  // those that several blocks have counted
+  std::uint32_t taken[kNumArrivals];  // items of the running launch (items.cuh); 0 again behind it
+  std::uint32_t plans;                // plans filled; plan p uses count generation p mod 2
+  std::uint32_t shared_plans;         // those that several blocks have counted
 };
 
 // The same for every call of an exchange.

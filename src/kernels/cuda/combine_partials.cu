@@ -4,6 +4,7 @@
 #include "kernels/cuda/combine_partials.cuh"
 #include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/combine_terms.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/row_sum.cuh"
@@ -64,7 +65,8 @@ __device__ void push(const CombineRecvArgs& args, const PushedRows& rows, WarpTe
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
   const RowParts share(rows.count, layout.result_pitch);
-  for (std::uint32_t item = RowParts::first(); item < share.items; item += RowParts::stride()) {
+  Items items(*context.state, Arrival::combine_sent, share.items, RowParts::stride());
+  for (std::uint32_t item = RowParts::first(); item < share.items; item = items.next()) {
     const std::uint32_t token_row = rows.row(item / share.parts);
     const layout::TokenEntry entry = load_entry(context, args.generation, token_row, lane);
     const Home home = home_of(context, args.plan, token_row, lane);
@@ -102,23 +104,29 @@ __device__ const std::byte* sum_own(const CombineRecvArgs& args, WarpTerms& term
   return sum;
 }
 
+// Returns Items::any_taken().
 template <typename Element, bool kAddend>
-__device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms& terms, const RowParts& share,
+__device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms& terms, const RowParts& share,
                            Source next, const std::byte* own_sum) {
   const int lane = lane_index();
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.result_bytes);
   const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
                        reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
-  for (std::uint32_t item = RowParts::first(); item < share.items; item += RowParts::stride()) {
+  Items items(*args.context.state, Arrival::combine_received, share.items, RowParts::stride());
+  std::uint32_t item = RowParts::first();
+  while (item < share.items) {
+    const std::uint32_t coming = items.next();
     const std::uint32_t token = item / share.parts;
     const LaneTerm mine = find_term<Sum::partials>(args, next, lane, own_sum);
     own_sum = nullptr;
     put_term(terms, mine.present, mine.order, mine.term);
-    next = load_source<Sum::partials>(args, (item + RowParts::stride()) / share.parts, lane);
+    next = load_source<Sum::partials>(args, coming / share.parts, lane);
     SumTarget target = share.target(args.out + token * args.out_pitch, aligned, row_bytes, item);
     if constexpr (kAddend) target.addend = args.addend + token * args.addend_pitch;
     sum_rows<Element, Arithmetic::ranked, false, kAddend>(terms, __popc(mine.lanes), target, lane);
+    item = coming;
   }
+  return items.any_taken();
 }
 
 template <typename Element, bool kAddend>
@@ -152,8 +160,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       load_source<Sum::partials>(args, RowParts::first() / share.parts, lane_index());
   const std::byte* own_sum = sum_own<Element>(args, mine, share, source);
   if (!wait_for_results(args, begin.epoch)) return;
-  sum_tokens<Element, kAddend>(args, mine, share, source, own_sum);
-  finish_combine_recv(args, begin.epoch);
+  const bool taken = sum_tokens<Element, kAddend>(args, mine, share, source, own_sum);
+  finish_combine_recv(args, begin.epoch, taken);
 }
 
 template <typename Element>

@@ -2,6 +2,7 @@
 // 16-byte streaming loads, 8 to 16 in flight a lane, and sums them at home.
 #include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/combine_terms.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/signals.cuh"
@@ -12,9 +13,9 @@ namespace {
 
 constexpr int kExactThreads = 512;  // twice the registers of kMaxSumThreads
 
-// An item is (token, part): with few tokens several warps share one.
+// An item is (token, part): with few tokens several warps share one. Returns Items::any_taken().
 template <typename Element, Sum kSum, int kThreads, bool kAddend>
-__device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::uint32_t parts,
+__device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::uint32_t parts,
                            Source next) {
   constexpr int kWarps = kThreads / kWarpLanes;
   const RankContext& context = args.context;
@@ -25,14 +26,14 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
   const std::uint32_t part_vectors = (vectors + parts - 1) / parts;
   const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
                        reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
-  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  const std::uint32_t stride = gridDim.x * kWarps;
+  const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * parts;
   std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
-  for (; item < items; item += stride) {
+  Items items(*context.state, Arrival::combine_received, count, gridDim.x * kWarps);
+  while (item < count) {
+    const std::uint32_t coming = items.next();
     const LaneTerm mine = find_term<kSum>(args, next, lane);
     put_term(terms[warp], mine.present, mine.order, mine.term);
-    const int count = __popc(mine.lanes);
-    next = load_source<kSum>(args, (item + stride) / parts, lane);
+    next = load_source<kSum>(args, coming / parts, lane);
     const std::uint32_t first = item % parts * part_vectors;
     const SumTarget target{args.out + item / parts * args.out_pitch,
                            aligned,
@@ -40,9 +41,11 @@ __device__ void sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
                            first,
                            min(first + part_vectors, vectors),
                            kAddend ? args.addend + item / parts * args.addend_pitch : nullptr};
-    sum_rows<Element, arithmetic_of(kSum), kThreads <= kExactThreads, kAddend>(terms[warp], count,
-                                                                               target, lane);
+    sum_rows<Element, arithmetic_of(kSum), kThreads <= kExactThreads, kAddend>(
+        terms[warp], __popc(mine.lanes), target, lane);
+    item = coming;
   }
+  return items.any_taken();
 }
 
 template <typename Element, Sum kSum, int kThreads, bool kAddend>
@@ -66,8 +69,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Source source = load_source<kSum>(args, first / parts, lane_index());
   const bool complete = wait_for_results(args, begin.epoch);
   if (!complete) return;
-  sum_tokens<Element, kSum, kThreads, kAddend>(args, terms, parts, source);
-  finish_combine_recv(args, begin.epoch);
+  const bool taken = sum_tokens<Element, kSum, kThreads, kAddend>(args, terms, parts, source);
+  finish_combine_recv(args, begin.epoch, taken);
 }
 
 template <typename Element, Sum kSum, int kThreads, bool kAddend>

@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   fence_acquired_to_bulk();
   loads.issue();
   sum_share<Element>(args, share, loads, lane);
-  finish_combine_recv(args, begin.epoch);
+  finish_combine_recv(args, begin.epoch, false);
 #endif
 }
 

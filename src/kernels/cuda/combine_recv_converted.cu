@@ -3,6 +3,7 @@
 #include "kernels/cuda/combine_partials.cuh"
 #include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/home_terms.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/signals.cuh"
 
@@ -67,8 +68,9 @@ __device__ void sum_terms(const CombineRecvArgs& args, const WireFormat& format,
   if (!ranked) total = sum;
 }
 
+// Returns Items::any_taken().
 template <typename C>
-__device__ void sum_at_home(const CombineRecvArgs& args, const WireFormat& format,
+__device__ bool sum_at_home(const CombineRecvArgs& args, const WireFormat& format,
                             std::uint32_t parts) {
   __shared__ HomeTerms terms[kWarps];
   const int lane = lane_index();
@@ -76,9 +78,10 @@ __device__ void sum_at_home(const CombineRecvArgs& args, const WireFormat& forma
   const auto hidden = static_cast<std::uint32_t>(format.hidden);
   const std::uint32_t row_bytes = hidden * bytes_of(args.dtype);
   const std::uint32_t pieces = num_pieces<C>(format);
-  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  for (std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index());
-       item < items; item += gridDim.x * kWarps) {
+  const std::uint32_t all = static_cast<std::uint32_t>(args.plan.tokens) * parts;
+  std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index());
+  Items items(*args.context.state, Arrival::combine_received, all, gridDim.x * kWarps);
+  for (; item < all; item = items.next()) {
     const std::uint32_t token = item / parts;
     const int count = list_home_terms(args, token, mine, lane);
     for (std::uint32_t piece = item % parts; piece < pieces; piece += parts) {
@@ -96,6 +99,7 @@ __device__ void sum_at_home(const CombineRecvArgs& args, const WireFormat& forma
       store_values<C>(args.dtype, args.out + token * args.out_pitch, element, row_bytes, total);
     }
   }
+  return items.any_taken();
 }
 
 template <typename C>
@@ -112,8 +116,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   const bool complete = wait_for_results(args, begin.epoch);
   if (!complete) return;
-  sum_at_home<C>(args, format, parts);
-  finish_combine_recv(args, begin.epoch);
+  const bool taken = sum_at_home<C>(args, format, parts);
+  finish_combine_recv(args, begin.epoch, taken);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "kernels/cuda/combine_partials.cuh"
 #include "kernels/cuda/combine_stage.cuh"
 #include "kernels/cuda/home_terms.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/signals.cuh"
 
@@ -45,8 +46,9 @@ __device__ void send_partials(const CombineSendArgs& args, const WireFormat& for
   const int warp = warp_index();
   // Those of its own tokens too: they are worth what they are when converted.
   const PushedRows rows = pushed_rows(context, args.plan, true, lane);
-  for (std::uint32_t number = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
-       number < rows.count; number += gridDim.x * kWarps) {
+  std::uint32_t number = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
+  Items items(*context.state, Arrival::combine_sent, rows.count, gridDim.x * kWarps);
+  for (; number < rows.count; number = items.next()) {
     const std::uint32_t token_row = rows.row(number);
     const layout::TokenEntry entry = load_entry(context, args.generation, token_row, lane);
     const Home home = home_of(context, args.plan, token_row, lane);

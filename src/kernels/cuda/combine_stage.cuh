@@ -21,10 +21,12 @@ __device__ inline bool wait_for_results(const CombineRecvArgs& args, std::uint32
                         [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
 }
 
-// All threads of every block, when their sums are stored.
-__device__ inline void finish_combine_recv(const CombineRecvArgs& args, std::uint32_t epoch) {
+// All threads of every block, when their sums are stored. took_items: some of its warps have taken some.
+__device__ inline void finish_combine_recv(const CombineRecvArgs& args, std::uint32_t epoch,
+                                           bool took_items) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
   RankState& state = *args.context.state;
+  if (took_items) __syncthreads();
   if (threadIdx.x != 0 || !is_last_to_leave(state, Arrival::combine_received, gridDim.x)) return;
   state.received[kChannel][args.generation] = epoch;
   if (args.send) state.sent[kChannel][args.generation] = epoch;

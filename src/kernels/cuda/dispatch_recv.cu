@@ -2,6 +2,7 @@
 // further slots on this rank are then filled from the one that crossed the link; with grouped
 // layouts the padding between segments is zeroed, with `tokens` the rows of each slot are listed.
 #include "kernels/cuda/choices.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/list_choices.cuh"
 #include "kernels/cuda/signals.cuh"
@@ -36,15 +37,17 @@ __device__ void fill_rows(const uint4* from, unsigned targets, uint4* to, std::u
   }
 }
 
-__device__ void fill_further_slots(const DispatchRecvArgs& args) {
+// Returns Items::any_taken().
+__device__ bool fill_further_slots(const DispatchRecvArgs& args) {
   const RankContext& context = args.context;
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
   const auto token_rows = static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]);
   const auto units = static_cast<std::uint32_t>(layout.row_pitch / sizeof(uint4));
   const std::uint32_t warps = blockDim.x / kWarpLanes;
-  for (std::uint32_t token_row = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
-       token_row < token_rows; token_row += gridDim.x * warps) {
+  std::uint32_t token_row = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
+  Items items(*context.state, Arrival::dispatch_received, token_rows, gridDim.x * warps);
+  for (; token_row < token_rows; token_row = items.next()) {
     const auto* entries = window_at<layout::TokenEntry>(
         context, context.rank, layout.token_entries(args.generation, token_row));
     const std::int32_t position = lane < context.topk ? entries[lane].position : -1;
@@ -60,6 +63,7 @@ __device__ void fill_further_slots(const DispatchRecvArgs& args) {
         __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(row), filled));
     fill_rows(from, rows & (rows - 1), row, units, lane);
   }
+  return items.any_taken();
 }
 
 // A block, wherever the layout of the plane has them.
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool complete = wait_for_peers(
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_from[peer]}; });
   if (!complete) return;
-  if (args.rows == Rows::first_slot) fill_further_slots(args);
+  if (args.rows == Rows::first_slot && fill_further_slots(args)) __syncthreads();
   if (args.lists.choices != nullptr) {
     __shared__ std::int32_t begins[kListedSlots];
     list_choices(context, args.plan, args.generation, args.lists, begins, kListedSlots);

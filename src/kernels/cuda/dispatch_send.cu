@@ -2,13 +2,15 @@
 // its experts, then one signal to each peer. Two kernels: bulk copies (sm_90), and ordinary copies of
 // any row. (Rows that are quantised on the way: dispatch_send_e4m3.cu, dispatch_send_converted.cu.)
 //
-// Bulk: a warp takes (token, piece) items in turn. One elected lane keeps loads of the coming
-// pieces in flight and stores each piece once per destination straight from shared memory; the
-// other lanes find the destinations and write the TokenEntry records meanwhile. What limits few
-// SMs is bytes in flight, so all of shared memory is used, and a piece's memory is loaded again
-// as soon as its stores have read it, not when they have been written.
+// Bulk: a warp takes tokens, or pieces of them. One elected lane keeps loads of the coming pieces in flight
+// and stores each piece once per destination straight from shared memory; the other lanes find the
+// destinations and write the TokenEntry records meanwhile. What limits few SMs is bytes in flight, so all of
+// shared memory is used, and a piece's memory is loaded again as soon as its stores have read it, not when
+// they have been written. Behind those stores every other load takes long: places and items are asked for a
+// token before they are needed.
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/dispatch_stage.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pipeline.cuh"
@@ -25,9 +27,35 @@ constexpr int kCopyThreads = 1024;
 
 // --- Bulk copies ------------------------------------------------------------------------------
 
+// What a warp sends, in order, known some items ahead.
+class Sequence {
+ public:
+  // The first `own` items are `first`, first + stride, ...
+  __device__ Sequence(const Items& items, std::uint32_t first, std::uint32_t stride,
+                      std::uint32_t own)
+      : items_(items),
+        first_(first),
+        stride_(stride),
+        own_(own) {}
+  // All lanes. Item `number` of the warp; no more than 31 before the largest number asked for.
+  __device__ std::uint32_t at(std::uint32_t number) {
+    for (; known_ <= number; ++known_) {
+      const std::uint32_t item = known_ < own_ ? first_ + known_ * stride_ : items_.next();
+      if (lane_index() == static_cast<int>(known_ % kWarpLanes)) held_ = item;
+    }
+    return __shfl_sync(kAllLanes, held_, static_cast<int>(number % kWarpLanes));
+  }
+
+ private:
+  Items items_;
+  std::uint32_t first_, stride_, own_;
+  std::uint32_t known_ = 0;
+  std::uint32_t held_ = 0;  // of each lane: the item whose number it is, modulo the lanes
+};
+
 // The first `warps` warps copy; the others help with the lists.
 template <int kStoresInFlight>
-__global__ void __launch_bounds__(kBulkThreads)
+__global__ void __launch_bounds__(kBulkThreads, 1)
     dispatch_send_bulk(const __grid_constant__ RankTable<DispatchSendArgs> table,
                        const DispatchShape shape) {
 #ifdef WHERRY_HAS_BULK_COPY
@@ -38,79 +66,88 @@ __global__ void __launch_bounds__(kBulkThreads)
   if (begin.failed) return;
 
   const int lane = lane_index();
-  const int warp = warp_index();
+  const auto warp = static_cast<std::uint32_t>(warp_index());
   const auto warps = static_cast<std::uint32_t>(shape.warps);
   const auto stages = static_cast<std::uint32_t>(shape.stages);
   const std::uint32_t piece_bytes = shape.piece_bytes;
   const bool elected = lane == 0;
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.row_bytes);
-  const std::uint32_t pieces = (row_bytes + piece_bytes - 1) / piece_bytes;
-  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
-  const std::uint32_t first = blockIdx.x * warps + static_cast<std::uint32_t>(warp);
+  const std::uint32_t row_pieces = (row_bytes + piece_bytes - 1) / piece_bytes;
+  const std::uint32_t pieces = shape.whole_rows ? row_pieces : 1;  // of an item
+  const std::uint32_t parts = shape.whole_rows ? 1 : row_pieces;   // items of a token
+  const std::uint32_t count =
+      warp < warps ? static_cast<std::uint32_t>(args.plan.tokens) * parts : 0;
   const std::uint32_t stride = gridDim.x * warps;
-  const std::uint32_t count = items > first && static_cast<std::uint32_t>(warp) < warps
-                                  ? (items - first + stride - 1) / stride
-                                  : 0;
+  const std::uint32_t own = (stages + pieces - 1) / pieces + 1;  // enough for the first loads
+  Sequence sequence({*args.context.state, Arrival::dispatch_sent, count, own * stride},
+                    blockIdx.x * warps + warp, stride, own);
 
-  const std::uint32_t my_staging =
-      shared_address(staging) + static_cast<std::uint32_t>(warp) * stages * piece_bytes;
-  const std::uint32_t my_barriers =
-      shared_address(barriers) + 8 * static_cast<std::uint32_t>(warp) * stages;
-  const auto bytes_of = [&](std::uint32_t piece) {
-    return min(piece_bytes, row_bytes - piece * piece_bytes);
+  const std::uint32_t my_staging = shared_address(staging) + warp * stages * piece_bytes;
+  const std::uint32_t my_barriers = shared_address(barriers) + 8 * warp * stages;
+  const auto offset_of = [&](std::uint32_t item, std::uint32_t piece) {
+    return (item % parts * pieces + piece) * piece_bytes;
   };
-  const auto load = [&](std::uint32_t index, std::uint32_t stage) {
-    const std::uint32_t item = first + index * stride;
-    const std::uint32_t piece = item % pieces;
-    const std::byte* from = args.send.x + (item / pieces) * args.send.x_pitch + piece * piece_bytes;
-    barrier_expect_bytes(my_barriers + 8 * stage, bytes_of(piece));
-    bulk_load(my_staging + stage * piece_bytes, from, bytes_of(piece), my_barriers + 8 * stage);
+  std::uint32_t load_number = 0;
+  std::uint32_t load_piece = 0;
+  std::uint32_t load_item = sequence.at(0);
+  const auto load_next = [&](std::uint32_t stage) {
+    if (load_item >= count) return;
+    if (elected) {
+      const std::uint32_t offset = offset_of(load_item, load_piece);
+      const std::uint32_t bytes = min(piece_bytes, row_bytes - offset);
+      barrier_expect_bytes(my_barriers + 8 * stage, bytes);
+      bulk_load(my_staging + stage * piece_bytes,
+                args.send.x + load_item / parts * args.send.x_pitch + offset, bytes,
+                my_barriers + 8 * stage);
+    }
+    if (++load_piece < pieces) return;
+    load_piece = 0;
+    load_item = sequence.at(++load_number);
   };
-
   if (elected && count > 0) {
     for (std::uint32_t stage = 0; stage < stages; ++stage) barrier_init(my_barriers + 8 * stage, 1);
     barrier_init_fence();
-    for (std::uint32_t stage = 0; stage < stages && stage < count; ++stage) load(stage, stage);
   }
   __syncwarp();
+  for (std::uint32_t stage = 0; stage < stages; ++stage) load_next(stage);
 
-  Choice next = load_choice(args.plan, args.context.topk, first / pieces, lane);
+  Choice next = load_choice(args.plan, args.context.topk, sequence.at(0) / parts, lane);
+  std::uint32_t index = 0;  // of a piece
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
-  for (std::uint32_t index = 0; index < count; ++index) {
-    const std::uint32_t item = first + index * stride;
-    const std::uint32_t piece = item % pieces;
+  for (std::uint32_t number = 0;; ++number) {
+    const std::uint32_t item = sequence.at(number);
+    if (item >= count) break;
     const Choice choice = next;
-    if (index + 1 < count) {
-      next = load_choice(args.plan, args.context.topk, (item + stride) / pieces, lane);
-    }
+    next = load_choice(args.plan, args.context.topk, sequence.at(number + 1) / parts, lane);
     const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
-
-    if (elected) barrier_wait(my_barriers + 8 * stage, parity);
-    for_each_lane(destinations.lanes, [&](int source) {
-      const auto to =
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source);
-      if (!elected) return;
-      // Not send.rows_stay: to ask at run time took 193 us over a link where 187 do (16 SMs).
-      bulk_store(reinterpret_cast<std::byte*>(to) + piece * piece_bytes,
-                 my_staging + stage * piece_bytes, bytes_of(piece), false);
-    });
-    if (elected) {
-      bulk_commit();
-      // The stores of item (index - kStoresInFlight) have read their memory: load it again.
-      bulk_wait_read<kStoresInFlight>();
-      const std::uint32_t coming = index + stages - kStoresInFlight;
-      if (index >= kStoresInFlight && coming < count) {
-        load(coming,
-             stage >= kStoresInFlight ? stage - kStoresInFlight : stage + stages - kStoresInFlight);
+    for (std::uint32_t piece = 0; piece < pieces; ++piece, ++index) {
+      const std::uint32_t offset = offset_of(item, piece);
+      if (elected) barrier_wait(my_barriers + 8 * stage, parity);
+      for_each_lane(destinations.lanes, [&](int source) {
+        const auto to =
+            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source);
+        if (!elected) return;
+        // Not send.rows_stay: to ask at run time took 193 us over a link where 187 do (16 SMs).
+        bulk_store(reinterpret_cast<std::byte*>(to) + offset, my_staging + stage * piece_bytes,
+                   min(piece_bytes, row_bytes - offset), false);
+      });
+      if (elected) {
+        bulk_commit();
+        // The stores of piece (index - kStoresInFlight) have read their memory: load it again.
+        bulk_wait_read<kStoresInFlight>();
+      }
+      if (index >= kStoresInFlight) {
+        load_next(stage >= kStoresInFlight ? stage - kStoresInFlight
+                                           : stage + stages - kStoresInFlight);
+      }
+      if (++stage == stages) {
+        stage = 0;
+        parity ^= 1;
       }
     }
-    if (args.send.entries && piece == 0) {
+    if (args.send.entries && item % parts == 0) {
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
-    }
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
     }
   }
   if (elected) bulk_wait_written();
@@ -137,11 +174,11 @@ __global__ void __launch_bounds__(kCopyThreads)
   const std::uint32_t warps = blockDim.x / kWarpLanes;
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.row_bytes);
   const std::uint32_t pieces = (row_bytes + piece_bytes - 1) / piece_bytes;
-  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
-  const std::uint32_t stride = gridDim.x * warps;
+  const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
 
-  for (std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
-       item < items; item += stride) {
+  std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
+  Items items(*args.context.state, Arrival::dispatch_sent, count, gridDim.x * warps);
+  for (; item < count; item = items.next()) {
     const std::uint32_t token = item / pieces;
     const std::uint32_t piece = item % pieces;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
@@ -226,21 +263,19 @@ DispatchShape choose_dispatch_shape(const DispatchJob& job) {
   // them in flight (4 ranks x 16 SMs: 336 -> 311 us); where it is stored often, whole rows.
   const bool few_copies = job.copies < 4.5;
   DispatchShape shape{job.num_sms, 4, few_copies ? 6 : 3, few_copies ? 2 : 1, 0};
-  if (job.link) {
-    // A multiprocessor writes 43 GB/s over a link. Where there are too few to fill it, more and shorter
-    // loads (8 SMs: 338 -> 310 us); where there are enough, no more than it takes: 24 or 32 blocks that
-    // push at once are slower than 16 (208 and 193 us, not 184), only from 64 on as fast (177).
-    constexpr int kFew = 8;
-    constexpr int kEnough = 16;
-    constexpr int kMany = 64;
-    if (job.num_sms <= kFew) shape = {job.num_sms, 8, 4, 1, 0};
-    if (job.num_sms > kEnough && job.num_sms < kMany) shape.blocks = kEnough;
-  }
+  // Where what multiprocessors can write is the limit, more warps (8 ranks x 4 SMs: 1430 -> 1382 us), and over a
+  // link (16 SMs: 191 -> 178 us), where one may get a third of what another gets.
+  constexpr int kFewSms = 4;
+  if (job.num_sms <= kFewSms) shape = {job.num_sms, 8, 3, 1, 0};
+  if (job.link) shape = {job.num_sms, 7, 4, 2, 0};
   const std::uint64_t largest =
       kBulkSharedBytes / static_cast<std::uint64_t>(shape.warps * shape.stages) / 128 * 128;
   std::uint64_t pieces = pieces_of(largest);
   const auto warps = static_cast<std::uint64_t>(shape.blocks * shape.warps);
   while (tokens * pieces < warps && job.row_bytes / (pieces * 2) >= kSmallestPiece) pieces *= 2;
+  // With few tokens a warp, one more or less would show.
+  constexpr std::uint64_t kManyTokens = 16;
+  shape.whole_rows = tokens >= kManyTokens * warps;
   shape.piece_bytes = piece_bytes(pieces);
   return shape;
 }

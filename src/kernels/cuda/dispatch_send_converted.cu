@@ -8,6 +8,7 @@
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/dispatch_stage.cuh"
 #include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/signals.cuh"
 
@@ -150,9 +151,10 @@ __global__ void __launch_bounds__(kThreads)
   if (begin.failed) return;
 
   const int lane = lane_index();
-  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  for (std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index());
-       item < items; item += gridDim.x * kWarps) {
+  const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * parts;
+  std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index());
+  Items items(*args.context.state, Arrival::dispatch_sent, count, gridDim.x * kWarps);
+  for (; item < count; item = items.next()) {
     const std::uint32_t token = item / parts;
     const std::uint32_t part = item % parts;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);

@@ -5,6 +5,7 @@
 // memory the next one is loaded and the one before it is stored, once per destination by the lane that has it.
 #include "kernels/cuda/choices.cuh"
 #include "kernels/cuda/dispatch_stage.cuh"
+#include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pipeline.cuh"
@@ -37,9 +38,11 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   const auto warp = static_cast<std::uint32_t>(warp_index());
   const Chunk all{0, static_cast<std::uint32_t>(args.plan.tokens)};
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.row_pitch);
-  const std::uint32_t items = all.end * pieces.of_row;
+  const std::uint32_t count = all.end * pieces.of_row;
   const std::uint32_t stride = gridDim.x * kBulkWarps;
   const std::uint32_t first = blockIdx.x * kBulkWarps + warp;
+  std::uint32_t at[kBuffers] = {first, first + stride};
+  Items items(*args.context.state, Arrival::dispatch_sent, count, kBuffers * stride);
   Buffers buffers[kBuffers];
 #pragma unroll
   for (std::uint32_t b = 0; b < kBuffers; ++b) {
@@ -54,21 +57,22 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   if (lane == 0) barrier_init_fence();
   __syncwarp();
   const auto load = [&](std::uint32_t at, const Buffers& to) {
-    if (at < items) load_piece<true>(args.send, item_of(all, pieces, row_bytes, at), to);
+    if (at < count) load_piece<true>(args.send, item_of(all, pieces, row_bytes, at), to);
   };
   const auto choice_of = [&](std::uint32_t at) {
-    return at < items ? load_choice(args.plan, args.context.topk, at / pieces.of_row, lane)
+    return at < count ? load_choice(args.plan, args.context.topk, at / pieces.of_row, lane)
                       : Choice{};
   };
-  load(first, buffers[0]);
-  load(first + stride, buffers[1]);
+  load(at[0], buffers[0]);
+  load(at[1], buffers[1]);
   Choice next = choice_of(first);
 
-  // One item; `parity` is that of the buffer's load.
-  const auto send = [&](std::uint32_t at, const Buffers& mine, std::uint32_t parity) {
-    const Item item = item_of(all, pieces, row_bytes, at);
+  // The item of a buffer, behind which the one in the other comes; `parity` is that of the buffer's load.
+  const auto send = [&](std::uint32_t& mine_at, std::uint32_t next_at, const Buffers& mine,
+                        std::uint32_t parity) {
+    const Item item = item_of(all, pieces, row_bytes, mine_at);
     const Choice choice = next;
-    next = choice_of(at + stride);
+    next = choice_of(next_at);
     // Every lane commits a group for every item, so this is about the buffer that is used now.
     bulk_wait_read<kBuffers - 1>();
     __syncwarp();
@@ -76,7 +80,8 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
     quantise_piece(item, mine.source, mine);
     fence_shared_to_bulk();
     __syncwarp();
-    load(at + kBuffers * stride, mine);
+    mine_at = items.next();
+    load(mine_at, mine);
     const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
     if (((destinations.lanes >> lane) & 1U) != 0) {
       bulk_store(destinations.to + item.first_step * kStepBytes, shared_address(mine.row),
@@ -93,10 +98,10 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   };
   std::uint32_t parity = 0;
 #pragma unroll 1
-  for (std::uint32_t at = first; at < items; at += kBuffers * stride) {
+  while (at[0] < count) {
 #pragma unroll
     for (std::uint32_t b = 0; b < kBuffers; ++b) {
-      if (at + b * stride < items) send(at + b * stride, buffers[b], parity);
+      if (at[b] < count) send(at[b], at[1 - b], buffers[b], parity);
     }
     parity ^= 1U;
   }
@@ -139,17 +144,18 @@ __global__ void __launch_bounds__(kCopyThreads)
   const int lane = lane_index();
   const std::uint32_t warps = blockDim.x / kWarpLanes;
   const std::uint32_t pieces = (hidden + kPieceElements - 1) / kPieceElements;
-  const std::uint32_t items = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
-  const std::uint32_t stride = gridDim.x * warps;
+  const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
   std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
-  PieceOfToken next = load_of_token(args, item, items, pieces, hidden, lane);
-  for (; item < items; item += stride) {
+  Items items(*args.context.state, Arrival::dispatch_sent, count, gridDim.x * warps);
+  PieceOfToken next = load_of_token(args, item, count, pieces, hidden, lane);
+  while (item < count) {
+    const std::uint32_t coming = items.next();
     const Choice choice = next.choice;
     LaneBlock made[1] = {next.block};
     quantise(made);
     const uint4 bytes = made[0].codes;
     const float scale = made[0].scale;
-    next = load_of_token(args, item + stride, items, pieces, hidden, lane);
+    next = load_of_token(args, coming, count, pieces, hidden, lane);
     const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
     const std::uint32_t piece = item % pieces;
     const std::uint32_t element =
@@ -172,6 +178,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     if (args.send.entries && piece == 0) {
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
+    item = coming;
   }
   finish_dispatch_send(args, begin.epoch);
 }

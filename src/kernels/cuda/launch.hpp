@@ -21,6 +21,7 @@ struct DispatchShape {
   int stages = 0;            // 0: ordinary loads and stores instead of bulk copies
   int stores_in_flight = 0;  // groups that may still be reading shared memory when a load is issued
   std::uint32_t piece_bytes = 0;
+  bool whole_rows = false;  // what a warp takes at a time, else a piece
 };
 struct DispatchJob {
   std::int64_t tokens = 0;

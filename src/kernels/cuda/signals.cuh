@@ -61,6 +61,16 @@ __device__ inline std::uint32_t count_and_wrap_gpu(std::uint32_t* counter, std::
                : "memory");
   return before;
 }
+// Returns the count before. Not an addition, nor what the compiler makes one (inc of up to ~0): it adds for a whole
+// warp and hands out the sums, so that the result is waited for at once, not where it is used.
+__device__ inline std::uint32_t count_gpu(std::uint32_t* counter) {
+  std::uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0xFFFFFFFE;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
 __device__ inline std::uint64_t global_nanoseconds() {
   std::uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -150,25 +160,29 @@ __device__ inline StageBegin begin_stage(const RankContext& context,
 }
 
 // One thread of each of `blocks` blocks, when it will not read its epoch counter again: true in the
-// block that comes last. Orders nothing: what follows in the stream comes after the kernel anyway.
-// Without the release a small step saves about a microsecond.
+// block that comes last, where the items of the stage are counted from 0 again. Orders nothing: what follows
+// in the stream comes after the kernel anyway. Without the release a small step saves about a microsecond.
 __device__ inline bool is_last_to_leave(RankState& state, Arrival arrival, std::uint32_t blocks) {
-  std::uint32_t* counter = &state.arrived[static_cast<std::uint32_t>(arrival)];
-  return blocks == 1 || atomicInc(counter, blocks - 1) == blocks - 1;
+  const auto at = static_cast<std::uint32_t>(arrival);
+  const bool last = blocks == 1 || atomicInc(&state.arrived[at], blocks - 1) == blocks - 1;
+  if (last) state.taken[at] = 0;
+  return last;
 }
 
 // True in all threads of the block that comes last of its rank's `blocks` blocks; what all of them
-// wrote before is then visible to it. The counter is 0 again for the next launch.
+// wrote before is then visible to it. Both counters are 0 again for the next launch.
 __device__ inline bool is_last_block(RankState& state, Arrival arrival, std::uint32_t blocks) {
   __shared__ bool last;
+  const auto at = static_cast<std::uint32_t>(arrival);
   __syncthreads();
-  if (blocks == 1) return true;
   if (threadIdx.x == 0) {
-    std::uint32_t* counter = &state.arrived[static_cast<std::uint32_t>(arrival)];
-    last = count_and_wrap_gpu(counter, blocks - 1) == blocks - 1;
+    last = blocks == 1 || count_and_wrap_gpu(&state.arrived[at], blocks - 1) == blocks - 1;
   }
-  __syncthreads();
-  return last;
+  if (blocks != 1) __syncthreads();
+  const bool is_last = blocks == 1 || last;
+  // Not by a thread that will signal: its fence would wait for the store.
+  if (is_last && threadIdx.x == blockDim.x - 1) state.taken[at] = 0;
+  return is_last;
 }
 
 // One warp: one strong signal to every peer. count_for(peer) is told along. `windows`: those of the
