@@ -145,6 +145,28 @@ std::vector<Case> cases_of(int ranks) {
       cases.push_back(test);
     }
   }
+  // Slots over a link: of many tokens one row crosses to each rank, which fills the others from it; of few, and
+  // with 8 ranks of some, every row crosses.
+  for (const std::int64_t tokens : {30, 90}) {
+    for (const Wire wire : {Wire::same, Wire::e4m3_block128}) {
+      Case link = case_of(kPairs[6], make_batch(tokens * ranks, ranks, 12, 5, 1552, 61, 0.1));
+      link.config.dispatch_wire = wire;
+      link.config.kernels = "cuda_link";
+      link.duplicates = true;
+      link.scalars = true;
+      cases.push_back(link);
+      link.scalars = false;
+      link.halves = true;
+      cases.push_back(link);
+      link.halves = false;
+      link.fused = true;
+      cases.push_back(link);
+      link.config.num_sms = 1;
+      link.config.overflow = Overflow::drop;
+      link.config.rows_per_slot = tokens / 2;
+      cases.push_back(link);
+    }
+  }
   // Opaque rows.
   Case raw = case_of(kPairs[0], make_batch(13 * ranks, ranks, 8, 2, 77, 51), DType::raw);
   cases.push_back(raw);
@@ -186,6 +208,12 @@ TEST(Sanitized, EveryPairOnTwoRanks) {
     run_twin(group, gpu, stream, quantised);
     quantised.fused = true;
     run_twin(group, gpu, stream, quantised);
+    Case filled = case_of(kPairs[6], make_batch(100, 2, 5, 3, 272, 62));
+    filled.config.dispatch_wire = Wire::e4m3_block128;
+    filled.config.kernels = "cuda_link";
+    run_twin(group, gpu, stream, filled);
+    filled.fused = true;
+    run_twin(group, gpu, stream, filled);
     Case over_link = case_of(kPairs[0], make_batch(40, 2, 5, 3, 2320, 54));
     over_link.config.dispatch_wire = Wire::e4m3_block128;
     over_link.config.kernels = "cuda_link";

@@ -104,8 +104,9 @@ kernel::Lists CudaExchange::lists_of(const Generation& g) const {
 }
 
 void CudaExchange::send_rows(const Generation& g, const ConstTensorView& x, bool receive) {
-  const kernel::DispatchSendArgs args{context_, g.plan, outgoing(g, x, receive),
-                                      receive && expects_recv() ? lists_of(g) : kernel::Lists{}};
+  const kernel::DispatchSendArgs args{
+      context_, g.plan, outgoing(g, x, receive),
+      receive && mode_.sends_token_rows() ? lists_of(g) : kernel::Lists{}};
   launches_->launch(local_, args, stream_, at(Stage::dispatch_send),
                     [this](auto& table, int ranks, cudaStream_t stream) {
                       if (mode_.converts_rows()) return send_converted(table, ranks, stream);
@@ -158,14 +159,19 @@ bool CudaExchange::converts_fast() const noexcept {
 }
 
 bool CudaExchange::fills_on_arrival() const noexcept {
-  // The first row of a token must have a place.
-  return over_link_ && config().layout == Layout::grouped && mode_.sends_entries() &&
-         !mode_.converts_rows() && config().overflow == Overflow::error;
+  // Records say which slots a token has; scales must lie row by row.
+  return over_link_ && config().layout != Layout::tokens && mode_.sends_entries() &&
+         (!mode_.converts_rows() || converts_fast());
 }
 
 bool CudaExchange::expects_recv() const noexcept {
-  return mode_.sends_token_rows() ||
-         (config().layout == Layout::grouped && (config().alignment > 1 || fills_on_arrival()));
+  return mode_.sends_token_rows() || fills_on_arrival() ||
+         (config().layout == Layout::grouped && config().alignment > 1);
+}
+
+bool CudaExchange::fills_with_rows() const noexcept {
+  // A launch less, where a launch counts.
+  return fills_on_arrival() && config().layout == Layout::slots;
 }
 
 bool CudaExchange::lists_with_rows(const ConstTensorView& x) const noexcept {
@@ -182,6 +188,7 @@ void CudaExchange::receive_rows(const Generation& g) {
   args.generation = generation_of(g.step);
   args.rows = outgoing(g, {}, false).rows;
   args.format = mode_.dispatch_wire;
+  args.scale_pitch = static_cast<std::uint64_t>(mode_.dispatch_wire.scale_pitch());
   args.lists = lists_of(g);
   const int blocks = expects_recv() ? num_sms_ : 1;
   launches_->launch(local_, args, stream_, at(Stage::dispatch_recv),
@@ -281,7 +288,7 @@ Received CudaExchange::dispatch(DevicePlan& device_plan, const ConstTensorView& 
   const CudaPlan& plan = filled_plan(device_plan, Stage::dispatch_send);
   check_dispatch(&plan, plan.tokens(), x, options);
   Generation& g = begin_dispatch(plan, options);
-  const bool apart = expects_recv() && !lists_with_rows(x);
+  const bool apart = expects_recv() && !lists_with_rows(x) && !fills_with_rows();
   send_rows(g, x, !apart);
   if (apart) receive_rows(g);
   return end_dispatch(g);
@@ -326,7 +333,8 @@ Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_
   check_dispatch(nullptr, args.count.call_status == 0 ? routing.tokens : x.rows, x, options);
   Generation& g = begin_dispatch(plan, options);
   g.plan = args.count.plan;
-  args.send = outgoing(g, x, !expects_recv());
+  const bool apart = expects_recv() && !fills_with_rows();
+  args.send = outgoing(g, x, !apart);
   // Not every link has atomic additions.
   args.adds_signals = args.send.receive && !over_link_ &&
                       static_cast<std::uint32_t>(num_sms_) <= layout::kMaxSignalParts;
@@ -346,7 +354,7 @@ Received CudaExchange::plan_dispatch(const Routing& routing, DevicePlan& device_
       plan.filled_event());
   plan.filled(args.count.plan.tokens, ++plans_, placements_);
   g.plan_serial = plan.serial();
-  if (expects_recv()) receive_rows(g);
+  if (apart) receive_rows(g);
   return end_dispatch(g);
 }
 

@@ -150,6 +150,8 @@ class CudaExchange final : public DeviceExchange {
   [[nodiscard]] std::int64_t room() const noexcept;
   [[nodiscard]] bool fills_on_arrival() const noexcept;
   [[nodiscard]] bool expects_recv() const noexcept;
+  // The blocks that send rows also fill, when the peers' have come, the slots that got none.
+  [[nodiscard]] bool fills_with_rows() const noexcept;
   // The blocks that send token rows also list those that have come.
   [[nodiscard]] bool lists_with_rows(const ConstTensorView& x) const noexcept;
 

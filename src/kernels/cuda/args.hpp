@@ -111,10 +111,10 @@ struct PlacementArrays {
 
 // Which received row a choice of a token lands in.
 enum class Rows : std::uint32_t {
-  per_rank,    // Layout::tokens: one row per (token, rank), at token_row
-  per_slot,    // grouped and slots: one row per (token, slot), all written by the sender
-  first_slot,  // grouped over a link: the sender writes the first row on each rank, and the
-               // receiver fills the others from it
+  per_rank,  // Layout::tokens: one row per (token, rank), at token_row
+  per_slot,  // grouped and slots: one row per (token, slot), all written by the sender
+  first_slot,  // the same over a link: the sender writes one row on each other rank, and the receiver fills
+               // the token's other slots from it
 };
 
 struct CountArgs {
@@ -190,7 +190,8 @@ struct DispatchRecvArgs {
   PlanArrays plan;
   std::uint32_t generation;
   Rows rows;
-  WireFormat format;  // of the rows, whose scales lie by it
+  WireFormat format;          // of the rows, whose scales lie by it
+  std::uint64_t scale_pitch;  // Rows::first_slot: of a row's scales, or 0
   Lists lists;  // grouped: zero the padding between the segments of local_slots, 0: nothing to do
 };
 

@@ -78,6 +78,30 @@ __device__ void for_each_lane(unsigned mask, Body body) {
   for (; mask != 0; mask &= mask - 1) body(__ffs(static_cast<int>(mask)) - 1);
 }
 
+// Rows::first_slot: one row of each token goes from a rank to another, which fills the token's other slots from
+// it, if there are so many tokens (both ranks know it). For fewer the filling takes longer, 2.5 us, than the rows on the
+// link.
+inline constexpr std::int32_t kManyTokenRows = 40;
+// One warp: a bit for each rank, modulo the lanes, with which this one does so. `token_rows`: [ranks], to or from them.
+__device__ inline unsigned ranks_that_fill(const RankContext& context, Rows rows,
+                                           const std::int32_t* token_rows, int lane) {
+  if (rows != Rows::first_slot) return 0;
+  if (context.ranks > kWarpLanes) return kAllLanes;
+  const bool other = lane != context.rank && lane < context.ranks;
+  return __ballot_sync(kAllLanes, other && token_rows[lane] >= kManyTokenRows);
+}
+
+// Whether this lane's choice has a row of its own to be sent. All lanes; `fills` as above.
+__device__ inline bool sends_row(const RankContext& context, Rows rows, const Choice& choice,
+                                 bool first_of_rank, unsigned fills, int lane) {
+  if (rows == Rows::per_rank) return first_of_rank;
+  const bool has_row = choice.row >= 0 && !choice.repeat;
+  if (fills == 0) return has_row;
+  const bool first_placed = is_first_with(choice.row >= 0 ? choice.dest : -1, lane);
+  const bool once = choice.dest != context.rank && (fills >> (choice.dest % kWarpLanes) & 1U) != 0;
+  return once ? first_placed : has_row;
+}
+
 // The rows a token is written to: `lanes` is the same in all lanes, `row` and `to` are this lane's.
 struct Destinations {
   unsigned lanes;
@@ -86,10 +110,9 @@ struct Destinations {
   std::byte* to;
 };
 __device__ inline Destinations destinations_of(const RankContext& context, const Outgoing& send,
-                                               const Choice& choice, int lane) {
+                                               const Choice& choice, unsigned fills, int lane) {
   const bool first_of_rank = is_first_with(choice.dest, lane);
-  const bool sends =
-      send.rows == Rows::per_slot ? choice.row >= 0 && !choice.repeat : first_of_rank;
+  const bool sends = sends_row(context, send.rows, choice, first_of_rank, fills, lane);
   const std::int32_t row = send.rows == Rows::per_rank ? choice.token_row : choice.row;
   std::byte* to = nullptr;
   if (sends) {

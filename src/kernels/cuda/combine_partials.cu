@@ -60,7 +60,7 @@ __device__ int put_own_terms(const RankContext& context, std::uint32_t generatio
 }
 
 template <typename Element>
-__device__ void push(const CombineRecvArgs& args, const PushedRows& rows, WarpTerms& terms) {
+__device__ void push(const CombineRecvArgs& args, const TokenRows& rows, WarpTerms& terms) {
   const RankContext& context = args.context;
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const StageLook look =
       look_at_stage(context, args.send ? state.sent[kChannel][args.generation]
                                        : state.received[kChannel][args.generation]);
-  const PushedRows rows = pushed_rows(context, args.plan, false, lane_index());
+  const TokenRows rows = token_rows(context, args.plan.token_rows_from, false, lane_index());
   const StageBegin begin = begin_stage(context, look);
   if (begin.failed) return;
   if (args.overlaps) let_next_kernel_begin();

@@ -45,7 +45,7 @@ __device__ void send_partials(const CombineSendArgs& args, const WireFormat& for
   const int lane = lane_index();
   const int warp = warp_index();
   // Those of its own tokens too: they are worth what they are when converted.
-  const PushedRows rows = pushed_rows(context, args.plan, true, lane);
+  const TokenRows rows = token_rows(context, args.plan.token_rows_from, true, lane);
   std::uint32_t number = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
   Items items(*context.state, Arrival::combine_sent, rows.count, gridDim.x * kWarps);
   for (; number < rows.count; number = items.next()) {

@@ -109,11 +109,11 @@ struct Target {
   std::byte* row;
   std::byte* scales;
 };
-__device__ inline Target target_of(const Outgoing& send, std::uint32_t row_bytes, const Base& base,
-                                   const Place& place) {
+__device__ inline Target target_of(const RankContext& context, const Outgoing& send,
+                                   std::uint32_t row_bytes, const Base& base, const Place& place,
+                                   unsigned fills, int lane) {
   const Choice& choice = place.choice;
-  const bool sends =
-      send.rows == Rows::per_slot ? choice.row >= 0 && !choice.repeat : place.first_of_rank;
+  const bool sends = sends_row(context, send.rows, choice, place.first_of_rank, fills, lane);
   const auto row =
       static_cast<std::uint32_t>(send.rows == Rows::per_rank ? choice.token_row : choice.row);
   return {sends, base.row + std::uint64_t{row} * row_bytes, base.scales + row * send.scale_pitch};

@@ -2,7 +2,7 @@
 // further slots on this rank are then filled from the one that crossed the link; with grouped
 // layouts the padding between segments is zeroed, with `tokens` the rows of each slot are listed.
 #include "kernels/cuda/choices.cuh"
-#include "kernels/cuda/items.cuh"
+#include "kernels/cuda/fill_rows.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/list_choices.cuh"
 #include "kernels/cuda/signals.cuh"
@@ -13,58 +13,6 @@ namespace wherry::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
-
-// One warp: `units` 16-byte units of one row to the rows of the lanes in `targets`.
-__device__ void fill_rows(const uint4* from, unsigned targets, uint4* to, std::uint32_t units,
-                          int lane) {
-  constexpr int kUnitsInFlight = 4;
-  for (std::uint32_t base = 0; base < units; base += kUnitsInFlight * kWarpLanes) {
-    uint4 unit[kUnitsInFlight];
-#pragma unroll
-    for (int i = 0; i < kUnitsInFlight; ++i) {
-      const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
-      if (at < units) unit[i] = __ldcs(from + at);
-    }
-    for_each_lane(targets, [&](int source) {
-      auto* target = reinterpret_cast<uint4*>(
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), source));
-#pragma unroll
-      for (int i = 0; i < kUnitsInFlight; ++i) {
-        const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
-        if (at < units) target[at] = unit[i];
-      }
-    });
-  }
-}
-
-// Returns Items::any_taken().
-__device__ bool fill_further_slots(const DispatchRecvArgs& args) {
-  const RankContext& context = args.context;
-  const layout::WindowLayout& layout = context.layout;
-  const int lane = lane_index();
-  const auto token_rows = static_cast<std::uint32_t>(args.plan.totals[kTokenRowsReceived]);
-  const auto units = static_cast<std::uint32_t>(layout.row_pitch / sizeof(uint4));
-  const std::uint32_t warps = blockDim.x / kWarpLanes;
-  std::uint32_t token_row = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
-  Items items(*context.state, Arrival::dispatch_received, token_rows, gridDim.x * warps);
-  for (; token_row < token_rows; token_row = items.next()) {
-    const auto* entries = window_at<layout::TokenEntry>(
-        context, context.rank, layout.token_entries(args.generation, token_row));
-    const std::int32_t position = lane < context.topk ? entries[lane].position : -1;
-    const unsigned here = __ballot_sync(kAllLanes, position >= 0);
-    const bool distinct = is_first_with(position, lane);
-    const unsigned rows = __ballot_sync(kAllLanes, distinct);
-    auto* row = window_at<uint4>(
-        context, context.rank,
-        layout.row(args.generation, static_cast<std::uint64_t>(position >= 0 ? position : 0)));
-    const int filled =
-        __ffs(static_cast<int>(here)) - 1;  // the sender wrote the first choice's row
-    const auto* from = reinterpret_cast<const uint4*>(
-        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(row), filled));
-    fill_rows(from, rows & (rows - 1), row, units, lane);
-  }
-  return items.any_taken();
-}
 
 // A block, wherever the layout of the plane has them.
 __device__ void zero_scales(const DispatchRecvArgs& args, std::int32_t row) {
@@ -121,7 +69,11 @@ __global__ void __launch_bounds__(kThreads)
   const bool complete = wait_for_peers(
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_from[peer]}; });
   if (!complete) return;
-  if (args.rows == Rows::first_slot && fill_further_slots(args)) __syncthreads();
+  if (ranks_that_fill(context, args.rows, args.plan.token_rows_from, lane_index()) != 0) {
+    const TokenRows rows = token_rows(context, args.plan.token_rows_from, false, lane_index());
+    if (fill_further_slots(context, args.generation, rows, args.scale_pitch, gridDim.x))
+      __syncthreads();
+  }
   if (args.lists.choices != nullptr) {
     __shared__ std::int32_t begins[kListedSlots];
     list_choices(context, args.plan, args.generation, args.lists, begins, kListedSlots);

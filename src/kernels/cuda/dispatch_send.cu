@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   extern __shared__ __align__(128) std::byte staging[];
   __shared__ __align__(8) std::uint64_t barriers[kMaxBulkPieces];
   const DispatchSendArgs& args = table.rank[blockIdx.y];
-  const StageBegin begin = begin_dispatch_send(args);
+  const DispatchBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 
   const int lane = lane_index();
@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
     if (item >= count) break;
     const Choice choice = next;
     next = load_choice(args.plan, args.context.topk, sequence.at(number + 1) / parts, lane);
-    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
+    const Destinations destinations =
+        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
     for (std::uint32_t piece = 0; piece < pieces; ++piece, ++index) {
       const std::uint32_t offset = offset_of(item, piece);
       if (elected) barrier_wait(my_barriers + 8 * stage, parity);
@@ -153,8 +154,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   if (elected) bulk_wait_written();
   const std::uint32_t words = warps * stages * piece_bytes / sizeof(std::int32_t);
   finish_dispatch_send(
-      args, begin.epoch,
-      {reinterpret_cast<std::int32_t*>(staging), static_cast<std::int32_t>(words)});
+      args, begin, {reinterpret_cast<std::int32_t*>(staging), static_cast<std::int32_t>(words)});
 #endif
 }
 
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kCopyThreads)
                        std::uint32_t piece_bytes) {
   constexpr int kUnitsInFlight = 4;
   const DispatchSendArgs& args = table.rank[blockIdx.y];
-  const StageBegin begin = begin_dispatch_send(args);
+  const DispatchBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 
   const int lane = lane_index();
@@ -182,7 +182,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     const std::uint32_t token = item / pieces;
     const std::uint32_t piece = item % pieces;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
-    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
+    const Destinations destinations =
+        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
     const std::uint32_t begin_unit = piece * piece_bytes / sizeof(Unit);
     const std::uint32_t end_unit = min((piece + 1) * piece_bytes, row_bytes) / sizeof(Unit);
     const auto* from = reinterpret_cast<const Unit*>(args.send.x + token * args.send.x_pitch);
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(kCopyThreads)
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }
   }
-  finish_dispatch_send(args, begin.epoch);
+  finish_dispatch_send(args, begin);
 }
 
 // --- Launching ----------------------------------------------------------------------------------

@@ -45,10 +45,10 @@ struct Places {
   }
 };
 __device__ Places places_of(const DispatchSendArgs& args, const WireFormat& format,
-                            const Choice& choice, int lane) {
+                            const Choice& choice, unsigned fills, int lane) {
   const RankContext& context = args.context;
   const auto rows = static_cast<std::int64_t>(context.layout.row_capacity);
-  Places places{destinations_of(context, args.send, choice, lane), {nullptr, nullptr, rows}};
+  Places places{destinations_of(context, args.send, choice, fills, lane), {nullptr, nullptr, rows}};
   if (format.scale_type != ScaleType::none && ((places.destinations.lanes >> lane) & 1U) != 0) {
     auto* plane = window_at<std::byte>(context, choice.dest,
                                        context.layout.scale_plane(args.send.generation));
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
     dispatch_send_converted(const __grid_constant__ RankTable<DispatchSendArgs> table,
                             const __grid_constant__ WireFormat format, std::uint32_t parts) {
   const DispatchSendArgs& args = table.rank[blockIdx.y];
-  const StageBegin begin = begin_dispatch_send(args);
+  const DispatchBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 
   const int lane = lane_index();
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t token = item / parts;
     const std::uint32_t part = item % parts;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
-    const Places places = places_of(args, format, choice, lane);
+    const Places places = places_of(args, format, choice, begin.filling.to, lane);
     if (args.send.converted) {
       pass_part(args, format, places, token, part, parts);
     } else if (places.destinations.lanes != 0) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
       write_entries(args.context, args.send, choice, places.destinations.first_of_rank, lane);
     }
   }
-  finish_dispatch_send(args, begin.epoch);
+  finish_dispatch_send(args, begin);
 }
 
 template <typename C>

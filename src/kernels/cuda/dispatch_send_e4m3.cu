@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   extern __shared__ __align__(128) std::byte staging[];
   __shared__ std::uint64_t loaded[kBulkWarps][kBuffers];
   const DispatchSendArgs& args = table.rank[blockIdx.y];
-  const StageBegin begin = begin_dispatch_send(args);
+  const DispatchBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 
   const int lane = lane_index();
@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
     __syncwarp();
     mine_at = items.next();
     load(mine_at, mine);
-    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
+    const Destinations destinations =
+        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
     if (((destinations.lanes >> lane) & 1U) != 0) {
       bulk_store(destinations.to + item.first_step * kStepBytes, shared_address(mine.row),
                  item.bytes, args.send.rows_stay);
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
     parity ^= 1U;
   }
   bulk_wait_written();
-  finish_dispatch_send(args, begin.epoch);
+  finish_dispatch_send(args, begin);
 #endif
 }
 
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     dispatch_send_e4m3(const __grid_constant__ RankTable<DispatchSendArgs> table,
                        std::uint32_t hidden) {
   const DispatchSendArgs& args = table.rank[blockIdx.y];
-  const StageBegin begin = begin_dispatch_send(args);
+  const DispatchBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
 
   const int lane = lane_index();
@@ -156,7 +157,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     const uint4 bytes = made[0].codes;
     const float scale = made[0].scale;
     next = load_of_token(args, coming, count, pieces, hidden, lane);
-    const Destinations destinations = destinations_of(args.context, args.send, choice, lane);
+    const Destinations destinations =
+        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
     const std::uint32_t piece = item % pieces;
     const std::uint32_t element =
         piece * kPieceElements + static_cast<std::uint32_t>(lane * kLaneElements);
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     }
     item = coming;
   }
-  finish_dispatch_send(args, begin.epoch);
+  finish_dispatch_send(args, begin);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // and all of its places but the base, and sends it when the counts are there. The plan is written while
 // the signal is on its way.
 #include "kernels/cuda/decode_rows.cuh"
+#include "kernels/cuda/fill_rows.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/marks.cuh"
 #include "kernels/cuda/pipeline.cuh"
@@ -107,16 +108,18 @@ __device__ void advance(const PlanDispatchArgs& args, const Step& step, int bloc
   state.plans = step.plans + 1;
   state.sent[kChannel][args.send.generation] = step.epoch;
 }
-// One block, all threads.
-__device__ void wait(const PlanDispatchArgs& args, const CountShared& shared, const Step& step) {
+// One block, all threads; `ends`: the one that tells the state.
+__device__ bool wait(const PlanDispatchArgs& args, const CountShared& shared, const Step& step,
+                     bool ends) {
   const RankContext& context = args.count.context;
   const StageInfo info{Stage::dispatch_recv, layout::Channel::dispatch, args.send.generation,
                        step.epoch};
   const bool received =
       wait_for_peers(context, info, [&](int peer) { return std::int64_t{shared.from[peer]}; });
-  if (received && threadIdx.x == 0) {
+  if (received && ends && threadIdx.x == 0) {
     context.state->received[kChannel][args.send.generation] = step.epoch;
   }
+  return received;
 }
 
 // One block: the counts of this rank to the peers that are this block's to tell. As many warps as a
@@ -244,6 +247,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (thread == kFirstFreeWarp * kWarpLanes) advance(args, step, blocks);
 
   bool counted = false;
+  unsigned filled_there = 0;
   Placed placed = Placed::good;
   std::uint32_t parity = 0;
 #pragma unroll 1
@@ -263,11 +267,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       receive_counts(count, shared, info, counter, kWarps, &flags);
       placed = finish_counts(count, shared, info, begin.epoch, blockIdx.x == 0, &flags, chunk.begin,
                              chunk.end);
+      filled_there = ranks_that_fill(context, args.send.rows, shared.to, lane);
       counted = true;
     }
     if (!has_item || placed != Placed::good) break;
     add_base(count, shared, place);
-    const Target to = target_of(args.send, row_bytes, base, place);
+    const Target to = target_of(context, args.send, row_bytes, base, place, filled_there, lane);
     if constexpr (kBulk) {
       send_bulk<kQuantised>(args.send, item, pieces, buffers, to);
     } else {
@@ -305,7 +310,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     write_plan(count, known, chunk);
     if (blockIdx.x == 0) add_loads(count, shared, kWarpLanes);
   }
-  if (ends && args.send.receive) wait(args, shared, step);
+  const bool fills =
+      placed == Placed::good && ranks_that_fill(context, args.send.rows, shared.from, lane) != 0;
+  if (!args.send.receive || (!ends && !fills) || !wait(args, shared, step, ends)) return;
+  if (fills) {
+    const TokenRows rows = token_rows(context, shared.from, false, lane);
+    const bool taken =
+        fill_further_slots(context, args.send.generation, rows, args.send.scale_pitch,
+                           static_cast<std::uint32_t>(blocks));
+    if (taken) __syncthreads();
+    if (taken && thread == 0) {
+      is_last_to_leave(*context.state, Arrival::dispatch_received,
+                       static_cast<std::uint32_t>(blocks));
+    }
+  }
 }
 
 template <bool kQuantised, bool kBulk>

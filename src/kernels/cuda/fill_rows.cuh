@@ -1,0 +1,81 @@
+// Rows::first_slot: of a peer's token with several slots on this rank one row has crossed the link; the others are
+// filled from it here.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/items.cuh"
+#include "kernels/cuda/token_rows.cuh"
+
+namespace wherry::kernels::cuda {
+
+// Rows are shared out in steps of 512 bytes, each with one unit of scales if it has any (e4m3_block128, row-major).
+inline constexpr std::uint32_t kFillStepUnits = kWarpLanes;
+
+// One warp: units [begin, end) of 16 bytes from `from` to this lane's `to`, if it is one of `targets`.
+__device__ inline void fill_units(const uint4* from, unsigned targets, uint4* to,
+                                  std::uint32_t begin, std::uint32_t end, int lane) {
+  constexpr int kUnitsInFlight = 4;
+  for (std::uint32_t base = begin; base < end; base += kUnitsInFlight * kWarpLanes) {
+    uint4 unit[kUnitsInFlight];
+#pragma unroll
+    for (int i = 0; i < kUnitsInFlight; ++i) {
+      const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
+      if (at < end) unit[i] = __ldcs(from + at);
+    }
+    for_each_lane(targets, [&](int source) {
+      auto* target = reinterpret_cast<uint4*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), source));
+#pragma unroll
+      for (int i = 0; i < kUnitsInFlight; ++i) {
+        const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
+        if (at < end) target[at] = unit[i];
+      }
+    });
+  }
+}
+
+// All threads of each of the rank's `blocks` blocks, when the rows of all peers have come; `rows` are theirs.
+// scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken().
+__device__ inline bool fill_further_slots(const RankContext& context, std::uint32_t generation,
+                                          const TokenRows& rows, std::uint64_t scale_pitch,
+                                          std::uint32_t blocks) {
+  const layout::WindowLayout& layout = context.layout;
+  const int lane = lane_index();
+  const auto units = static_cast<std::uint32_t>(layout.row_pitch / sizeof(uint4));
+  const auto scale_units = static_cast<std::uint32_t>(scale_pitch / sizeof(uint4));
+  const std::uint32_t steps = (units + kFillStepUnits - 1) / kFillStepUnits;
+  const std::uint32_t warps = blocks * (blockDim.x / kWarpLanes);
+  const std::uint32_t wanted = rows.count == 0 ? 1 : warps / rows.count;
+  const layout::Parts parts = layout::even_parts(steps, max(1U, min(wanted, steps)));
+  const std::uint32_t count = rows.count * parts.count;
+  std::uint32_t item = static_cast<std::uint32_t>(warp_index()) * blocks + blockIdx.x;
+  Items items(*context.state, Arrival::dispatch_received, count, warps);
+  for (; item < count; item = items.next()) {
+    const std::int32_t position =
+        load_entry(context, generation, rows.row(item / parts.count), lane).position;
+    const unsigned here = __ballot_sync(kAllLanes, position >= 0);
+    if (here == 0) continue;  // all dropped
+    const bool first_there = is_first_with(position, lane);
+    const unsigned distinct = __ballot_sync(kAllLanes, first_there);
+    const unsigned targets = distinct & (distinct - 1);
+    const auto row = static_cast<std::uint64_t>(position >= 0 ? position : 0);
+    const int filled = __ffs(static_cast<int>(here)) - 1;  // the one that the sender has written
+    const auto pointer_of_filled = [&](uint4* mine) {
+      return reinterpret_cast<const uint4*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), filled));
+    };
+    const std::uint32_t begin = item % parts.count * parts.each;
+    const std::uint32_t end = min(begin + parts.each, steps);
+    auto* to = own_window_at<uint4>(context, layout.row(generation, row));
+    fill_units(pointer_of_filled(to), targets, to, begin * kFillStepUnits,
+               min(end * kFillStepUnits, units), lane);
+    if (scale_units == 0) continue;
+    auto* scales =
+        own_window_at<uint4>(context, layout.scale_plane(generation) + row * scale_pitch);
+    fill_units(pointer_of_filled(scales), targets, scales, begin, min(end, scale_units), lane);
+  }
+  return items.any_taken();
+}
+
+}  // namespace wherry::kernels::cuda
