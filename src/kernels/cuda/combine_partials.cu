@@ -27,8 +27,7 @@ struct RowParts {
   __device__ RowParts(std::uint32_t rows, std::uint64_t row_pitch)
       : vectors(static_cast<std::uint32_t>(row_pitch / sizeof(uint4))) {
     const std::uint32_t most = (vectors + kWarpLanes - 1) / kWarpLanes;
-    const std::uint32_t warps = gridDim.x * kWarps;
-    const std::uint32_t wanted = rows == 0 ? 1 : (warps + rows - 1) / rows;
+    const std::uint32_t wanted = rows == 0 ? 1 : (warps() + rows - 1) / rows;
     const auto even = layout::even_parts(vectors, min(wanted, most));
     parts = even.count;
     part_vectors = even.each;
@@ -37,7 +36,7 @@ struct RowParts {
   [[nodiscard]] __device__ static std::uint32_t first() {
     return static_cast<std::uint32_t>(warp_index()) * gridDim.x + blockIdx.x;
   }
-  [[nodiscard]] __device__ static std::uint32_t stride() { return gridDim.x * kWarps; }
+  [[nodiscard]] __device__ static std::uint32_t warps() { return gridDim.x * kWarps; }
   [[nodiscard]] __device__ SumTarget target(std::byte* row, bool aligned, std::uint32_t row_bytes,
                                             std::uint32_t item) const {
     const std::uint32_t begin = item % parts * part_vectors;
@@ -65,8 +64,9 @@ __device__ void push(const CombineRecvArgs& args, const TokenRows& rows, WarpTer
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
   const RowParts share(rows.count, layout.result_pitch);
-  Items items(*context.state, Arrival::combine_sent, share.items, RowParts::stride());
-  for (std::uint32_t item = RowParts::first(); item < share.items; item = items.next()) {
+  Items items(*context.state, Arrival::combine_sent, share.items, RowParts::first(),
+              RowParts::warps());
+  for (std::uint32_t item = items.next(); item < share.items; item = items.next()) {
     const std::uint32_t token_row = rows.row(item / share.parts);
     const layout::TokenEntry entry = load_entry(context, args.generation, token_row, lane);
     const Home home = home_of(context, args.plan, token_row, lane);
@@ -112,8 +112,9 @@ __device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms& terms, const 
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.result_bytes);
   const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
                        reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
-  Items items(*args.context.state, Arrival::combine_received, share.items, RowParts::stride());
-  std::uint32_t item = RowParts::first();
+  Items items(*args.context.state, Arrival::combine_received, share.items, RowParts::first(),
+              RowParts::warps());
+  std::uint32_t item = items.next();
   while (item < share.items) {
     const std::uint32_t coming = items.next();
     const std::uint32_t token = item / share.parts;

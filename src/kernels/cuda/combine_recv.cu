@@ -27,8 +27,9 @@ __device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
   const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
                        reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
   const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
-  Items items(*context.state, Arrival::combine_received, count, gridDim.x * kWarps);
+  Items items(*context.state, Arrival::combine_received, count,
+              blockIdx.x * kWarps + static_cast<std::uint32_t>(warp), gridDim.x * kWarps);
+  std::uint32_t item = items.next();
   while (item < count) {
     const std::uint32_t coming = items.next();
     const LaneTerm mine = find_term<kSum>(args, next, lane);

@@ -79,9 +79,9 @@ __device__ bool sum_at_home(const CombineRecvArgs& args, const WireFormat& forma
   const std::uint32_t row_bytes = hidden * bytes_of(args.dtype);
   const std::uint32_t pieces = num_pieces<C>(format);
   const std::uint32_t all = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index());
-  Items items(*args.context.state, Arrival::combine_received, all, gridDim.x * kWarps);
-  for (; item < all; item = items.next()) {
+  Items items(*args.context.state, Arrival::combine_received, all,
+              blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index()), gridDim.x * kWarps);
+  for (std::uint32_t item = items.next(); item < all; item = items.next()) {
     const std::uint32_t token = item / parts;
     const int count = list_home_terms(args, token, mine, lane);
     for (std::uint32_t piece = item % parts; piece < pieces; piece += parts) {

@@ -46,9 +46,9 @@ __device__ void send_partials(const CombineSendArgs& args, const WireFormat& for
   const int warp = warp_index();
   // Those of its own tokens too: they are worth what they are when converted.
   const TokenRows rows = token_rows(context, args.plan.token_rows_from, true, lane);
-  std::uint32_t number = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp);
-  Items items(*context.state, Arrival::combine_sent, rows.count, gridDim.x * kWarps);
-  for (; number < rows.count; number = items.next()) {
+  Items items(*context.state, Arrival::combine_sent, rows.count,
+              blockIdx.x * kWarps + static_cast<std::uint32_t>(warp), gridDim.x * kWarps);
+  for (std::uint32_t number = items.next(); number < rows.count; number = items.next()) {
     const std::uint32_t token_row = rows.row(number);
     const layout::TokenEntry entry = load_entry(context, args.generation, token_row, lane);
     const Home home = home_of(context, args.plan, token_row, lane);

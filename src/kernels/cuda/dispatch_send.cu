@@ -30,17 +30,11 @@ constexpr int kCopyThreads = 1024;
 // What a warp sends, in order, known some items ahead.
 class Sequence {
  public:
-  // The first `own` items are `first`, first + stride, ...
-  __device__ Sequence(const Items& items, std::uint32_t first, std::uint32_t stride,
-                      std::uint32_t own)
-      : items_(items),
-        first_(first),
-        stride_(stride),
-        own_(own) {}
+  __device__ explicit Sequence(const Items& items) : items_(items) {}
   // All lanes. Item `number` of the warp; no more than 31 before the largest number asked for.
   __device__ std::uint32_t at(std::uint32_t number) {
     for (; known_ <= number; ++known_) {
-      const std::uint32_t item = known_ < own_ ? first_ + known_ * stride_ : items_.next();
+      const std::uint32_t item = items_.next();
       if (lane_index() == static_cast<int>(known_ % kWarpLanes)) held_ = item;
     }
     return __shfl_sync(kAllLanes, held_, static_cast<int>(number % kWarpLanes));
@@ -48,7 +42,6 @@ class Sequence {
 
  private:
   Items items_;
-  std::uint32_t first_, stride_, own_;
   std::uint32_t known_ = 0;
   std::uint32_t held_ = 0;  // of each lane: the item whose number it is, modulo the lanes
 };
@@ -77,10 +70,9 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   const std::uint32_t parts = shape.whole_rows ? 1 : row_pieces;   // items of a token
   const std::uint32_t count =
       warp < warps ? static_cast<std::uint32_t>(args.plan.tokens) * parts : 0;
-  const std::uint32_t stride = gridDim.x * warps;
   const std::uint32_t own = (stages + pieces - 1) / pieces + 1;  // enough for the first loads
-  Sequence sequence({*args.context.state, Arrival::dispatch_sent, count, own * stride},
-                    blockIdx.x * warps + warp, stride, own);
+  Sequence sequence({*args.context.state, Arrival::dispatch_sent, count, blockIdx.x * warps + warp,
+                     gridDim.x * warps, own});
 
   const std::uint32_t my_staging = shared_address(staging) + warp * stages * piece_bytes;
   const std::uint32_t my_barriers = shared_address(barriers) + 8 * warp * stages;
@@ -176,9 +168,9 @@ __global__ void __launch_bounds__(kCopyThreads)
   const std::uint32_t pieces = (row_bytes + piece_bytes - 1) / piece_bytes;
   const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
 
-  std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
-  Items items(*args.context.state, Arrival::dispatch_sent, count, gridDim.x * warps);
-  for (; item < count; item = items.next()) {
+  Items items(*args.context.state, Arrival::dispatch_sent, count,
+              blockIdx.x * warps + static_cast<std::uint32_t>(warp_index()), gridDim.x * warps);
+  for (std::uint32_t item = items.next(); item < count; item = items.next()) {
     const std::uint32_t token = item / pieces;
     const std::uint32_t piece = item % pieces;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);

@@ -152,9 +152,9 @@ __global__ void __launch_bounds__(kThreads)
 
   const int lane = lane_index();
   const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  std::uint32_t item = blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index());
-  Items items(*args.context.state, Arrival::dispatch_sent, count, gridDim.x * kWarps);
-  for (; item < count; item = items.next()) {
+  Items items(*args.context.state, Arrival::dispatch_sent, count,
+              blockIdx.x * kWarps + static_cast<std::uint32_t>(warp_index()), gridDim.x * kWarps);
+  for (std::uint32_t item = items.next(); item < count; item = items.next()) {
     const std::uint32_t token = item / parts;
     const std::uint32_t part = item % parts;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);

@@ -39,10 +39,9 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   const Chunk all{0, static_cast<std::uint32_t>(args.plan.tokens)};
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.row_pitch);
   const std::uint32_t count = all.end * pieces.of_row;
-  const std::uint32_t stride = gridDim.x * kBulkWarps;
-  const std::uint32_t first = blockIdx.x * kBulkWarps + warp;
-  std::uint32_t at[kBuffers] = {first, first + stride};
-  Items items(*args.context.state, Arrival::dispatch_sent, count, kBuffers * stride);
+  Items items(*args.context.state, Arrival::dispatch_sent, count, blockIdx.x * kBulkWarps + warp,
+              gridDim.x * kBulkWarps, kBuffers + 1);
+  std::uint32_t at[kBuffers] = {items.next(), items.next()};
   Buffers buffers[kBuffers];
 #pragma unroll
   for (std::uint32_t b = 0; b < kBuffers; ++b) {
@@ -65,7 +64,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   };
   load(at[0], buffers[0]);
   load(at[1], buffers[1]);
-  Choice next = choice_of(first);
+  Choice next = choice_of(at[0]);
 
   // The item of a buffer, behind which the one in the other comes; `parity` is that of the buffer's load.
   const auto send = [&](std::uint32_t& mine_at, std::uint32_t next_at, const Buffers& mine,
@@ -146,8 +145,9 @@ __global__ void __launch_bounds__(kCopyThreads)
   const std::uint32_t warps = blockDim.x / kWarpLanes;
   const std::uint32_t pieces = (hidden + kPieceElements - 1) / kPieceElements;
   const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * pieces;
-  std::uint32_t item = blockIdx.x * warps + static_cast<std::uint32_t>(warp_index());
-  Items items(*args.context.state, Arrival::dispatch_sent, count, gridDim.x * warps);
+  Items items(*args.context.state, Arrival::dispatch_sent, count,
+              blockIdx.x * warps + static_cast<std::uint32_t>(warp_index()), gridDim.x * warps);
+  std::uint32_t item = items.next();
   PieceOfToken next = load_of_token(args, item, count, pieces, hidden, lane);
   while (item < count) {
     const std::uint32_t coming = items.next();

@@ -36,10 +36,12 @@ __device__ inline void fill_units(const uint4* from, unsigned targets, uint4* to
 }
 
 // All threads of each of the rank's `blocks` blocks, when the rows of all peers have come; `rows` are theirs.
-// scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken().
-__device__ inline bool fill_further_slots(const RankContext& context, std::uint32_t generation,
-                                          const TokenRows& rows, std::uint64_t scale_pitch,
-                                          std::uint32_t blocks) {
+// scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken(). Not inlined: in few launches, and others would have its code in their way.
+__device__ __noinline__ inline bool fill_further_slots(const RankContext& context,
+                                                       std::uint32_t generation,
+                                                       const TokenRows& rows,
+                                                       std::uint64_t scale_pitch,
+                                                       std::uint32_t blocks) {
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
   const auto units = static_cast<std::uint32_t>(layout.row_pitch / sizeof(uint4));
@@ -49,9 +51,9 @@ __device__ inline bool fill_further_slots(const RankContext& context, std::uint3
   const std::uint32_t wanted = rows.count == 0 ? 1 : warps / rows.count;
   const layout::Parts parts = layout::even_parts(steps, max(1U, min(wanted, steps)));
   const std::uint32_t count = rows.count * parts.count;
-  std::uint32_t item = static_cast<std::uint32_t>(warp_index()) * blocks + blockIdx.x;
-  Items items(*context.state, Arrival::dispatch_received, count, warps);
-  for (; item < count; item = items.next()) {
+  Items items(*context.state, Arrival::dispatch_received, count,
+              static_cast<std::uint32_t>(warp_index()) * blocks + blockIdx.x, warps);
+  for (std::uint32_t item = items.next(); item < count; item = items.next()) {
     const std::int32_t position =
         load_entry(context, generation, rows.row(item / parts.count), lane).position;
     const unsigned here = __ballot_sync(kAllLanes, position >= 0);
