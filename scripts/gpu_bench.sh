@@ -24,7 +24,6 @@ if [ -z "${program}" ]; then
   build_targets gpu_bench || { echo "gpu_bench does not build"; exit 1; }
   program=${build}/bin/gpu_bench
 fi
-gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 status=0
 for mode in "${modes[@]}"; do
   started=${SECONDS}

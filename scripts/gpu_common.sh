@@ -42,6 +42,7 @@ describe_machine() {
 }
 
 export CUDA_MODULE_LOADING=EAGER
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l)
 WHERRY_MACHINE=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)
 WHERRY_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -1)
 WHERRY_NVCC=$(nvcc --version | sed -n 's/.*release \(.*\),.*/\1/p')

@@ -91,7 +91,8 @@ measure() {
     --device cuda --tokens 16 "$@"
 }
 if [ "${filter}" = '*' ]; then
-  measure "4 ranks, tokens" --ranks 4 --layout tokens
+  # Processes are measured with a GPU each where there are several.
+  measure "processes, tokens" --ranks "$((gpus > 1 ? gpus : 4))" --layout tokens
   measure "2 threads, slots, e4m3 out, up to 16 tokens" --ranks 2 --threads --layout slots --wire e4m3_block128 --sweep
 fi
 if [ "${filter}" = '*' ]; then

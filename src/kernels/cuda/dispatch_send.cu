@@ -27,6 +27,7 @@ constexpr int kCopyThreads = 1024;
 
 // --- Bulk copies ------------------------------------------------------------------------------
 
+#ifdef WHERRY_HAS_BULK_COPY
 // What a warp sends, in order, known some items ahead.
 class Sequence {
  public:
@@ -45,6 +46,7 @@ class Sequence {
   std::uint32_t known_ = 0;
   std::uint32_t held_ = 0;  // of each lane: the item whose number it is, modulo the lanes
 };
+#endif
 
 // The first `warps` warps copy; the others help with the lists.
 template <int kStoresInFlight>
