@@ -266,7 +266,8 @@ def gpu_link_rates():
     result = gpu("h200-x2", "gpus")
     if not result:
         return NOTHING
-    hows = ["bulk store", "16-byte store", "bulk load", "16-byte load", "bulk store at home"]
+    hows = ["bulk store", "16-byte store", "bulk load", "16-byte load", "bulk store at home",
+            "bulk store there and at home"]
     by_blocks = {}
     for entry in result["results"]:
         if entry.get("link") in hows:
@@ -278,7 +279,7 @@ def gpu_link_rates():
                                            if cell else "" for cell in cells)])
     engine, trip = link_figure(result, "engine"), link_figure(result, "round trip")
     return (table(["GB/s one way, both ways", "push, bulk", "push, 16 bytes", "pull, bulk",
-                   "pull, 16 bytes", "stores at home"], rows)
+                   "pull, 16 bytes", "stores at home", "push and at home"], rows)
             + f"\nCopy engines: {engine['one_way_gbps']:.0f} GB/s one way, "
               f"{engine['both_ways_gbps']:.0f} both ways. A word there and back: "
               f"{trip['relaxed_us']:.2f} µs, {trip['ordered_us']:.2f} µs with a fence before each store "
@@ -334,6 +335,10 @@ def gpu_deepep():
          theirs(mode="low_latency", stage="dispatch+combine"),
          statistics.median(e["p50"]["step_us"] for e in wide["results"]
                            if (e["reduction"], e["num_sms"]) == ("by_rank", 128))),
+        ("the same, and the plan made in the same call",
+         theirs(mode="low_latency", stage="dispatch+combine"),
+         statistics.median(e["p50"]["total_us"] for e in wide["results"]
+                           if (e["reduction"], e["num_sms"]) == ("by_rank", 128))),
     ]:
         rows.append([name, f"{peer:.0f} µs", f"{mine:.0f} µs", f"{mine / peer:.2f}"])
     return (table(["2 GPUs, a rank each", "DeepEP", "ours", "ours / DeepEP"], rows)
@@ -342,14 +347,13 @@ def gpu_deepep():
 
 
 def gpu_deepep_one():
-    """The same where all ranks share one GPU, as processes."""
-    result, ours = gpu("h200", "deepep"), gpu("h200", "processes")
-    if not result or not ours:
+    """The same where all ranks share one GPU, as processes; with what ours took in that hour."""
+    result = gpu("h200", "deepep")
+    if not result:
         return NOTHING
-    shapes = gpu_stages(ours, is_throughput)
     rows = []
     for ranks, sms in [(8, 16), (4, 24)]:
-        found = next(f for key, f in shapes.items() if key[:2] == (ranks, sms))
+        found = {e["stage"]: e for e in result["ours"] if (e["ranks"], e["sms"]) == (ranks, sms)}
         for name, stage, mine in [("dispatch", "dispatch", "dispatch"), ("combine", "combine", "combine"),
                                   ("plan and dispatch", "layout+dispatch uncached", "plan_dispatch")]:
             peer = next(e["us_median"] for e in result["results"]
@@ -359,7 +363,7 @@ def gpu_deepep_one():
                          f"{us / peer:.2f}"])
     return (table(["one GPU, 4096 tokens a rank, bf16", "DeepEP", "ours", "ours / DeepEP"], rows)
             + f"\n{result['machine']}, driver {result['driver']}, {result['peer']}, commit {result['commit']}; "
-              "`results/h200/deepep.json`, `results/h200/processes.json`.\n")
+              "`results/h200/deepep.json`.\n")
 
 
 def gpu_tests():
