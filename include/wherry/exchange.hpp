@@ -104,8 +104,8 @@ struct ExchangeConfig {
   int num_sms =
       0;  // CUDA: blocks of a launch, one a multiprocessor; 0: 16, or what its ranks share
   bool populate = true;  // touch window pages at construction, not in the first steps
-  // Kernel set by name; empty: WHERRY_KERNELS, else the best. On CUDA: cuda; cuda_link, the same as it is
-  // launched where ranks are on several GPUs; cuda_copy, without bulk copies.
+  // Kernel set by name; empty: WHERRY_KERNELS if it names one of the exchange's device, else the best. On CUDA:
+  // cuda; cuda_link, the same as it is launched where ranks are on several GPUs; cuda_copy, without bulk copies.
   std::string kernels = {};
 
   [[nodiscard]] Reduction effective_reduction() const noexcept;

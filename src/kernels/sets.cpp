@@ -1,5 +1,7 @@
 // Which kernel sets there are, and how one is chosen.
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,11 @@ constexpr KernelSet kReference{"reference",
                                reference::quantize_row,
                                reference::dequantize_row};
 
+std::string_view from_environment() {
+  const char* name = std::getenv("WHERRY_KERNELS");
+  return name != nullptr ? name : "";
+}
+
 }  // namespace
 
 std::span<const KernelSet> available() {
@@ -31,9 +38,17 @@ std::span<const KernelSet> available() {
   return sets;
 }
 
+bool is_on_cuda(std::string_view name) {
+  return std::ranges::find(kOnCuda, name) != std::end(kOnCuda);
+}
+
+std::string_view from_environment_on_cuda() {
+  const std::string_view name = from_environment();
+  return is_on_cuda(name) ? name : std::string_view{};
+}
+
 const KernelSet& find(std::string_view name) {
-  const char* from_environment = std::getenv("WHERRY_KERNELS");
-  if (name.empty() && from_environment != nullptr) name = from_environment;
+  if (name.empty() && !is_on_cuda(from_environment())) name = from_environment();
   const std::span<const KernelSet> sets = available();
   if (name.empty()) return sets.front();
   std::string names;

@@ -151,9 +151,15 @@ struct KernelSet {
 
 // All sets this machine can run, the best first; `reference` is always the last.
 [[nodiscard]] std::span<const KernelSet> available();
-// By name; empty: the environment variable WHERRY_KERNELS, else the best. Throws unsupported,
-// listing the names that exist.
+// By name; empty: the environment variable WHERRY_KERNELS, if it does not name one of kOnCuda, else the best.
+// Throws unsupported, listing the names that exist.
 [[nodiscard]] const KernelSet& find(std::string_view name);
+
+// What an exchange on a GPU may be asked for.
+inline constexpr std::string_view kOnCuda[] = {"cuda", "cuda_link", "cuda_copy"};
+[[nodiscard]] bool is_on_cuda(std::string_view name);
+// WHERRY_KERNELS, if it names one of them; else empty.
+[[nodiscard]] std::string_view from_environment_on_cuda();
 
 inline constexpr int kMaxTopk = 64;
 

@@ -134,6 +134,11 @@ TEST(Kernels, TheEnvironmentPinsASet) {
     const Exchange exchange(group, config_for(batch));
     expect(exchange.kernels() == "reference", "WHERRY_KERNELS was ignored");
   });
+  setenv("WHERRY_KERNELS", "cuda_copy", 1);  // for another device
+  run_threads(1, [&](Group& group) {
+    const Exchange exchange(group, config_for(batch));
+    expect(exchange.kernels() == kernels::available().front().name, "not the best");
+  });
   unsetenv("WHERRY_KERNELS");
 }
 

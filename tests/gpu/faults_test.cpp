@@ -8,7 +8,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "gpu/on_gpu.hpp"
@@ -322,6 +324,16 @@ TEST(Faults, WhatCudaCannotDoIsUnsupportedOnEveryRank) {
            }),
            ErrorCode::config_mismatch, Stage::startup, 1);
   }));
+}
+
+TEST(Kernels, TheEnvironmentPinsThoseOfAGpu) {
+  setenv("WHERRY_KERNELS", "cuda_copy", 1);
+  EXPECT_NO_THROW(on_processes(2, [](Group& group, int gpu, cudaStream_t) {
+    const Exchange exchange(group, Device::cuda(gpu),
+                            config_of(batch_of(2), Layout::grouped, Reduction::by_token));
+    if (exchange.kernels() != "cuda_copy") throw std::runtime_error("WHERRY_KERNELS was ignored");
+  }));
+  unsetenv("WHERRY_KERNELS");
 }
 
 TEST(Faults, MemoryOfTheHostIsRefused) {

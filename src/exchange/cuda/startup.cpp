@@ -38,10 +38,9 @@ std::string unsupported(const ExchangeConfig& config, const Placement& placement
     return fmt::format("max_tokens is {}; on CUDA all {} ranks together may bring {} tokens",
                        config.max_tokens, placement.num_ranks(), (1 << 24) - 1);
   }
-  if (!config.kernels.empty() && config.kernels != "cuda" && config.kernels != "cuda_link" &&
-      config.kernels != "cuda_copy") {
-    return fmt::format("kernels is '{}'; on CUDA there are cuda, cuda_link and cuda_copy",
-                       config.kernels);
+  if (!config.kernels.empty() && !kernels::is_on_cuda(config.kernels)) {
+    return fmt::format("kernels is '{}'; on CUDA there are {}", config.kernels,
+                       fmt::join(kernels::kOnCuda, ", "));
   }
   return {};
 }
@@ -102,6 +101,7 @@ CudaExchange::CudaExchange(const Group& group, Device device, const std::vector<
     if (peer == mine) local_ = static_cast<int>(together_.size());
     together_.push_back(static_cast<int>(peer));
   }
+  if (config.kernels.empty()) config.kernels = kernels::from_environment_on_cuda();
   over_link_ = !one_gpu_ || config.kernels == "cuda_link";
   // Over a link the fewest bytes are one row per (token, rank).
   if (!config.sum_at.has_value() && over_link_ &&
