@@ -36,7 +36,8 @@ __device__ inline void fill_units(const uint4* from, unsigned targets, uint4* to
 }
 
 // All threads of each of the rank's `blocks` blocks, when the rows of all peers have come; `rows` are theirs.
-// scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken(). Not inlined: in few launches, and others would have its code in their way.
+// scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken(). Not inlined: few launches fill, and others
+// would have its code in their way.
 __device__ __noinline__ inline bool fill_further_slots(const RankContext& context,
                                                        std::uint32_t generation,
                                                        const TokenRows& rows,
