@@ -20,10 +20,11 @@ for name in "${kernels[@]}"; do
     "src/kernels/cuda/${name}.cu" -o "${folder}/${name}.ptx"
 done
 
-# One file for each entry function: kernel.ptx of `.entry kernel(...)`.
+# One file for each entry function: kernel.ptx of `.entry kernel(...)`; and one for each function that they call.
 for name in "${kernels[@]}"; do
   awk -v prefix="${folder}/${name}" '
     /\.entry / { n++; out = prefix "." n ".entry" }
+    /^\.func .*\($/ { n++; out = prefix "." n ".func" }
     out { print > out }' "${folder}/${name}.ptx"
 done
 
@@ -32,19 +33,26 @@ has() { grep -qE "$2" "$1" || fail "$(basename "$1"): no $3"; }
 hasnt() {
   if grep -nE "$2" "$1" >&2; then fail "$(basename "$1"): $3"; fi
 }
+# An arrival is an inc that orders. (The counter of items orders nothing and has no end.)
+arrivals_order() {
+  if grep -vE 'global\.inc.*, 0xFFFFFFFE;' "$1" | grep -nE '(red|atom)\.relaxed\.[a-z]+\.global\.inc' >&2; then
+    fail "$(basename "$1"): an arrival that orders nothing"
+  fi
+}
 signals='st\.relaxed\.sys\.global\.u64'
 # Line of the first or last match.
 first() { { grep -nE "$2" "$1" || true; } | head -1 | cut -d: -f1; }
 last() { { grep -nE "$2" "$1" || true; } | tail -1 | cut -d: -f1; }
 
-entries=0
-for file in "${folder}"/*.entry; do
-  entries=$((entries + 1))
+for file in "${folder}"/*.{entry,func}; do
   hasnt "${file}" 'ld\.global(\.[a-z0-9:_]+)*\.nc' "a non-coherent load; peers write what kernels read"
   hasnt "${file}" '(ld\.(acquire|relaxed)|st\.(release|relaxed))\.(gpu|cta|cluster)' "a signal or a word whose scope is smaller than the system"
   hasnt "${file}" 'fence\.(acq_rel|sc)\.(gpu|cta|cluster)' "a fence whose scope is smaller than the system"
-  # (A counter of items orders nothing and has no end.)
-  hasnt <(sed '/global\.inc.*, 0xFFFFFFFE;/d' "${file}") '(red|atom)\.relaxed\.[a-z]+\.global\.inc' "an arrival that orders nothing"
+  arrivals_order "${file}"
+done
+entries=0
+for file in "${folder}"/*.entry; do
+  entries=$((entries + 1))
 
   # A signal is st.relaxed.sys of one word. (Counts are st.relaxed.sys.v2: they carry their epoch.)
   if grep -q "${signals}" "${file}"; then
