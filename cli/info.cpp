@@ -51,6 +51,13 @@ std::vector<FabricInfo> fabrics(const Devices& gpus) {
           {"ucx", WHERRY_HAS_UCX != 0, std::string(build_info::reason_of("WHERRY_UCX"))}};
 }
 
+// What an exchange on this GPU uses.
+std::string kernels_on(const DeviceDescription& gpu) {
+  const std::string_view pinned = kernels::from_environment_on_cuda();
+  if (!pinned.empty()) return std::string(pinned);
+  return gpu.bulk_copies ? "cuda" : "cuda_copy";
+}
+
 Json as_json() {
   Json object = json_for("info");
   object["build_type"] = build_info::kBuildType;
@@ -81,7 +88,7 @@ Json as_json() {
          {"multiprocessors", gpu.multiprocessors},
          {"compute", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
          {"memory_bytes", gpu.memory_bytes},
-         {"kernels", gpu.bulk_copies ? "cuda" : "cuda_copy"}});
+         {"kernels", kernels_on(gpu)}});
   }
   for (const FabricInfo& fabric : fabrics(gpus)) {
     object["fabrics"].push_back(
@@ -161,10 +168,9 @@ std::string as_text() {
   const Devices gpus = find_devices();
   text += "\nGPUs\n";
   for (const DeviceDescription& gpu : gpus.found) {
-    text +=
-        fmt::format("  {}, {} multiprocessors, {}, compute {}.{}, kernels {}\n", gpu.name,
-                    gpu.multiprocessors, bytes_text(static_cast<double>(gpu.memory_bytes)),
-                    gpu.compute_major, gpu.compute_minor, gpu.bulk_copies ? "cuda" : "cuda_copy");
+    text += fmt::format("  {}, {} multiprocessors, {}, compute {}.{}, kernels {}\n", gpu.name,
+                        gpu.multiprocessors, bytes_text(static_cast<double>(gpu.memory_bytes)),
+                        gpu.compute_major, gpu.compute_minor, kernels_on(gpu));
   }
   if (gpus.found.empty()) text += fmt::format("  none: {}\n", gpus.problem);
   Table reach({{}, {}, {}});

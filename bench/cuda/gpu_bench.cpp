@@ -38,7 +38,8 @@ bool run_shape(RanksAs ranks_as, const GpuShape& shape, const Results& results) 
         },
         [&](const ShapeTimes& times) {
           for (const StageTime& stage : times.stages) {
-            results.add({ranks_as, shape, stage.stage, stage.us, stage.bytes, times.gbps});
+            results.add(
+                {ranks_as, shape, times.kernels, stage.stage, stage.us, stage.bytes, times.gbps});
           }
         });
     return true;

@@ -109,7 +109,7 @@ void Results::add(const Row& row) const {
                          {"reduction", wherry::name(s.reduction)},
                          {"sum_at", wherry::name(s.sum_at.value_or(SumAt::home))},
                          {"dispatch_wire", s.e4m3 ? "e4m3_block128" : "bf16"},
-                         {"kernels", *s.kernels != '\0' ? s.kernels : "cuda"},
+                         {"kernels", row.kernels},
                          {"ranks", s.ranks},
                          {"sms", s.num_sms},
                          {"tokens", s.tokens},

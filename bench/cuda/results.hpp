@@ -25,6 +25,7 @@ class Results {
   struct Row {
     RanksAs ranks_as;
     const GpuShape& shape;
+    const std::string& kernels;  // that ran
     const char* stage;
     const std::vector<float>& us;  // of all replays; none: no row
     double bytes;  // the fewest: each input read once, each output written once; or over the link

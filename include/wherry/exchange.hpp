@@ -110,8 +110,8 @@ struct ExchangeConfig {
 
   [[nodiscard]] Reduction effective_reduction() const noexcept;
   [[nodiscard]] SumAt effective_sum_at() const noexcept;
-  // Bytes of the window every rank registers, exactly; ranks on several GPUs: with sum_at set, since its
-  // default is another there. Throws bad_argument as the constructor does.
+  // Bytes of the window every rank registers, exactly; ranks on several GPUs, or with kernels = cuda_link: with
+  // sum_at set, since its default is another there. Throws bad_argument as the constructor does.
   [[nodiscard]] std::uint64_t window_bytes(int ranks) const;
   // (field, value) of everything that must agree, for comparison and for people.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> describe(int ranks) const;

@@ -44,7 +44,9 @@ bool is_on_cuda(std::string_view name) {
 
 std::string_view from_environment_on_cuda() {
   const std::string_view name = from_environment();
-  return is_on_cuda(name) ? name : std::string_view{};
+  const bool of_cpu =
+      std::ranges::any_of(available(), [name](const KernelSet& set) { return set.name == name; });
+  return of_cpu ? std::string_view{} : name;
 }
 
 const KernelSet& find(std::string_view name) {

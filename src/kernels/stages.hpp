@@ -158,7 +158,7 @@ struct KernelSet {
 // What an exchange on a GPU may be asked for.
 inline constexpr std::string_view kOnCuda[] = {"cuda", "cuda_link", "cuda_copy"};
 [[nodiscard]] bool is_on_cuda(std::string_view name);
-// WHERRY_KERNELS, if it names one of them; else empty.
+// WHERRY_KERNELS, if it names none of available(); whether it names one of kOnCuda is for the caller to check.
 [[nodiscard]] std::string_view from_environment_on_cuda();
 
 inline constexpr int kMaxTopk = 64;
