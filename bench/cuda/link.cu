@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
   for (; at < units; at += threads) to[at] = from[at];
 }
 
-// Pieces that warps of the running copy have taken, and blocks that are done; both 0 again behind it.
+// Pieces that warps of the running copy have taken, and warps that are done; both 0 again behind it.
 struct Shares {
   std::uint32_t taken;
   std::uint32_t done;

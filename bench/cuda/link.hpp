@@ -9,9 +9,10 @@ namespace wherry::bench {
 
 // One process drives both GPUs, ordinals 0 and 1. Needs two that can address each other.
 struct LinkRate {
-  std::string how;  // "bulk store", "16-byte store", "bulk load", "16-byte load", "engine",
-                    // "bulk store at home": within one GPU, what a multiprocessor can write at all;
-  // "bulk store there and at home": each byte read once and written to both, counted once
+  // "bulk store", "16-byte store", "bulk load", "16-byte load", "engine";
+  // "bulk store at home": within one GPU, what a multiprocessor can write at all;
+  // "bulk store there and at home": what is read once and written to both, counted once.
+  std::string how;
   int blocks;        // of 512 threads; engine: 0
   double one_way;    // GB/s of GPU 0 alone
   double both_ways;  // GB/s of each while both send

@@ -167,6 +167,32 @@ std::vector<Case> cases_of(int ranks) {
       cases.push_back(link);
     }
   }
+  // The same in both layouts that fill: rows without a place, padding behind what was filled, experts that multiply
+  // and serve two choices, one rank with nearly all tokens.
+  for (const Pair& pair : {kPairs[2], kPairs[6]}) {
+    Batch batch = make_batch(90 * ranks, ranks, 12, 5, 1552, 63, 0.1);
+    Case link = case_of(pair, batch);
+    link.config.kernels = "cuda_link";
+    link.config.dispatch_wire = Wire::e4m3_block128;
+    if (pair.layout == Layout::grouped) link.config.alignment = 16;
+    cases.push_back(link);
+    link.duplicates = true;
+    link.config.weights = Weights::caller;
+    cases.push_back(link);
+    link.config.overflow = Overflow::drop;
+    link.config.receive_rows = pair.layout == Layout::grouped ? 150 : 0;
+    link.config.rows_per_slot = pair.layout == Layout::slots ? 21 : 0;
+    cases.push_back(link);
+    for (int rank = 1; rank < ranks; ++rank) {
+      batch.token_begin[static_cast<std::size_t>(rank)] = batch.tokens() - 2 * (ranks - rank);
+    }
+    for (const bool fused : {false, true}) {
+      Case uneven = case_of(pair, batch);
+      uneven.config.kernels = "cuda_link";
+      uneven.fused = fused;
+      cases.push_back(uneven);
+    }
+  }
   // Opaque rows.
   Case raw = case_of(kPairs[0], make_batch(13 * ranks, ranks, 8, 2, 77, 51), DType::raw);
   cases.push_back(raw);

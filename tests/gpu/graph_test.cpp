@@ -11,7 +11,9 @@ namespace {
 constexpr int kReplays = 8;
 
 void replay_with_other_routings(Group& group, int gpu, cudaStream_t stream, const Case& test) {
-  Exchange cpu(group, test.config);
+  ExchangeConfig on_cpu = test.config;
+  on_cpu.kernels.clear();
+  Exchange cpu(group, on_cpu);
   Plan cpu_plan = cpu.make_plan();
   CapturedSteps steps(group, Exchange(group, Device::cuda(gpu), test.config), stream, test);
   const auto compare = [&](int first, const char* how) {
@@ -63,6 +65,15 @@ TEST(Graphs, AreReplayedWithOtherRoutings) {
         }
         replay_with_other_routings(group, gpu, stream, test);
       }
+    }
+    // As over a link, with so many tokens that rows are filled on arrival.
+    for (const bool fused : {false, true}) {
+      const Batch batch = make_batch(360, 4, 11, 4, 128, 72, 0.1);
+      Case test{config_of(batch, Layout::slots, Reduction::by_rank), batch};
+      test.config.kernels = "cuda_link";
+      test.config.sum_at = SumAt::expert;
+      test.fused = fused;
+      replay_with_other_routings(group, gpu, stream, test);
     }
   }));
 }

@@ -140,25 +140,25 @@ TEST_P(Soak, StepsUnderRandomDelaysAreBitwiseRight) {
   const int kind = GetParam();
   EXPECT_NO_THROW(on_processes(kind == 3 ? 8 : 4, [kind](Group& group, int gpu,
                                                          cudaStream_t stream) {
-    const Batch batch = make_batch(group.size() * 6, group.size(), 9, 3, 64, 81, 0.1);
-    const Layout layouts[] = {Layout::grouped, Layout::tokens, Layout::slots, Layout::slots,
-                              Layout::slots};
+    // Kind 5: enough tokens for rows that are filled on arrival.
+    const Batch batch =
+        make_batch(group.size() * (kind == 5 ? 90 : 6), group.size(), 9, 3, 64, 81, 0.1);
+    const Layout layouts[] = {Layout::grouped, Layout::tokens, Layout::slots,
+                              Layout::slots,   Layout::slots,  Layout::slots};
     const Layout layout = layouts[kind];
-    const bool by_token = layout == Layout::slots && kind != 4;
+    const bool by_token = layout == Layout::slots && kind < 4;
     Case test{config_of(batch, layout, by_token ? Reduction::by_token : Reduction::by_rank), batch};
     test.config.depth = 1 + kind % 3;
     test.config.num_sms = 4;
     test.fused = layout == Layout::slots;
     if (kind == 0) test.config.sum_at = SumAt::expert;
-    if (kind == 4) {
-      test.config.kernels = "cuda_link";
-      test.halves = true;
-    }
+    if (kind >= 4) test.config.kernels = "cuda_link";
+    test.halves = kind == 4;
     soak(group, gpu, stream, test);
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Soak, ::testing::Values(0, 1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Kinds, Soak, ::testing::Values(0, 1, 2, 3, 4, 5));
 
 }  // namespace
 }  // namespace wherry::test

@@ -163,7 +163,7 @@ struct Outgoing {
   bool entries;     // write TokenEntry records
   bool unweighted;  // the experts multiply: in the records each row counts once, with weight 1
   bool converted;   // x has the format in which it travels (dispatch_send_converted.cu)
-  bool receive;     // also do what dispatch_recv does for rows that need no filling: wait for all
+  bool receive;     // also do what dispatch_recv does but for padding: wait for all, fill, list
   bool overlaps;    // with the kernels before and after it: no other rank uses the GPU
   bool
       rows_stay;  // in the second-level cache, which has room for them (e4m3, and plan_dispatch's bulk copies)

@@ -79,16 +79,18 @@ __device__ void for_each_lane(unsigned mask, Body body) {
 }
 
 // Rows::first_slot: one row of each token goes from a rank to another, which fills the token's other slots from
-// it, if there are so many tokens (both ranks know it). For fewer the filling takes longer, 2.5 us, than the rows on the
-// link.
+// it, where both have so many tokens for each other (both know the numbers). For fewer the filling takes longer, 2.5 us,
+// than the rows on the link; and a rank with few tokens of its own may have few blocks to fill with.
 inline constexpr std::int32_t kManyTokenRows = 40;
-// One warp: a bit for each rank, modulo the lanes, with which this one does so. `token_rows`: [ranks], to or from them.
+// One warp: a bit for each rank, modulo the lanes, with which this one does so; all bits for more ranks than lanes. `to`,
+// `from`: [ranks], token rows to and from each.
 __device__ inline unsigned ranks_that_fill(const RankContext& context, Rows rows,
-                                           const std::int32_t* token_rows, int lane) {
+                                           const std::int32_t* to, const std::int32_t* from,
+                                           int lane) {
   if (rows != Rows::first_slot) return 0;
   if (context.ranks > kWarpLanes) return kAllLanes;
   const bool other = lane != context.rank && lane < context.ranks;
-  return __ballot_sync(kAllLanes, other && token_rows[lane] >= kManyTokenRows);
+  return __ballot_sync(kAllLanes, other && min(to[lane], from[lane]) >= kManyTokenRows);
 }
 
 // Whether this lane's choice has a row of its own to be sent. All lanes; `fills` as above.
@@ -98,7 +100,8 @@ __device__ inline bool sends_row(const RankContext& context, Rows rows, const Ch
   const bool has_row = choice.row >= 0 && !choice.repeat;
   if (fills == 0) return has_row;
   const bool first_placed = is_first_with(choice.row >= 0 ? choice.dest : -1, lane);
-  const bool once = choice.dest != context.rank && (fills >> (choice.dest % kWarpLanes) & 1U) != 0;
+  const unsigned bit = static_cast<unsigned>(choice.dest) % kWarpLanes;
+  const bool once = choice.dest != context.rank && (fills >> bit & 1U) != 0;
   return once ? first_placed : has_row;
 }
 

@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(kThreads)
   const bool complete = wait_for_peers(
       context, info, [&](int peer) { return std::int64_t{args.plan.token_rows_from[peer]}; });
   if (!complete) return;
-  if (ranks_that_fill(context, args.rows, args.plan.token_rows_from, lane_index()) != 0) {
-    const TokenRows rows = token_rows(context, args.plan.token_rows_from, false, lane_index());
-    if (fill_further_slots(context, args.generation, rows, args.scale_pitch, gridDim.x))
-      __syncthreads();
+  const PlanArrays& plan = args.plan;
+  if (ranks_that_fill(context, args.rows, plan.token_rows_to, plan.token_rows_from, lane_index()) !=
+      0) {
+    fill_further_slots(context, args.generation, plan.token_rows_from, args.scale_pitch, gridDim.x);
   }
   if (args.lists.choices != nullptr) {
     __shared__ std::int32_t begins[kListedSlots];

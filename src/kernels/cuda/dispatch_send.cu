@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
     const Choice choice = next;
     next = load_choice(args.plan, args.context.topk, sequence.at(number + 1) / parts, lane);
     const Destinations destinations =
-        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
+        destinations_of(args.context, args.send, choice, begin.fills, lane);
     for (std::uint32_t piece = 0; piece < pieces; ++piece, ++index) {
       const std::uint32_t offset = offset_of(item, piece);
       if (elected) barrier_wait(my_barriers + 8 * stage, parity);
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     const std::uint32_t piece = item % pieces;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
     const Destinations destinations =
-        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
+        destinations_of(args.context, args.send, choice, begin.fills, lane);
     const std::uint32_t begin_unit = piece * piece_bytes / sizeof(Unit);
     const std::uint32_t end_unit = min((piece + 1) * piece_bytes, row_bytes) / sizeof(Unit);
     const auto* from = reinterpret_cast<const Unit*>(args.send.x + token * args.send.x_pitch);

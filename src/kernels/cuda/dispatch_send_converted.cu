@@ -1,6 +1,6 @@
 // Stage 3, dispatch_send where rows travel in another format than they have: each row is read once,
 // converted in registers and written to all its places, its scales to their planes. Any dtype, any format,
-// any address of x. (bf16 rows as e4m3_block128 have a kernel of their own in dispatch_send.cu.) Rows that
+// any address of x. (bf16 rows as e4m3_block128 have a kernel of their own in dispatch_send_e4m3.cu.) Rows that
 // the caller has converted already pass as they are.
 //
 // A warp takes (token, part) items. int8_token and nvfp4 have one scale for a whole row, so there the warp
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t token = item / parts;
     const std::uint32_t part = item % parts;
     const Choice choice = load_choice(args.plan, args.context.topk, token, lane);
-    const Places places = places_of(args, format, choice, begin.filling.to, lane);
+    const Places places = places_of(args, format, choice, begin.fills, lane);
     if (args.send.converted) {
       pass_part(args, format, places, token, part, parts);
     } else if (places.destinations.lanes != 0) {

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   const std::uint32_t count = all.end * pieces.of_row;
   Items items(*args.context.state, Arrival::dispatch_sent, count, blockIdx.x * kBulkWarps + warp,
               gridDim.x * kBulkWarps, kBuffers + 1);
-  std::uint32_t at[kBuffers] = {items.next(), items.next()};
+  std::uint32_t item_at[kBuffers] = {items.next(), items.next()};
   Buffers buffers[kBuffers];
 #pragma unroll
   for (std::uint32_t b = 0; b < kBuffers; ++b) {
@@ -62,9 +62,9 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
     return at < count ? load_choice(args.plan, args.context.topk, at / pieces.of_row, lane)
                       : Choice{};
   };
-  load(at[0], buffers[0]);
-  load(at[1], buffers[1]);
-  Choice next = choice_of(at[0]);
+  load(item_at[0], buffers[0]);
+  load(item_at[1], buffers[1]);
+  Choice next = choice_of(item_at[0]);
 
   // The item of a buffer, behind which the one in the other comes; `parity` is that of the buffer's load.
   const auto send = [&](std::uint32_t& mine_at, std::uint32_t next_at, const Buffers& mine,
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
     mine_at = items.next();
     load(mine_at, mine);
     const Destinations destinations =
-        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
+        destinations_of(args.context, args.send, choice, begin.fills, lane);
     if (((destinations.lanes >> lane) & 1U) != 0) {
       bulk_store(destinations.to + item.first_step * kStepBytes, shared_address(mine.row),
                  item.bytes, args.send.rows_stay);
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(kBulkThreads, 1)
   };
   std::uint32_t parity = 0;
 #pragma unroll 1
-  while (at[0] < count) {
+  while (item_at[0] < count) {
 #pragma unroll
     for (std::uint32_t b = 0; b < kBuffers; ++b) {
-      if (at[b] < count) send(at[b], at[1 - b], buffers[b], parity);
+      if (item_at[b] < count) send(item_at[b], item_at[1 - b], buffers[b], parity);
     }
     parity ^= 1U;
   }
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     const float scale = made[0].scale;
     next = load_of_token(args, coming, count, pieces, hidden, lane);
     const Destinations destinations =
-        destinations_of(args.context, args.send, choice, begin.filling.to, lane);
+        destinations_of(args.context, args.send, choice, begin.fills, lane);
     const std::uint32_t piece = item % pieces;
     const std::uint32_t element =
         piece * kPieceElements + static_cast<std::uint32_t>(lane * kLaneElements);

@@ -15,14 +15,10 @@ __device__ inline StageInfo dispatch_info(const DispatchSendArgs& args, std::uin
   return {Stage::dispatch_recv, layout::Channel::dispatch, args.send.generation, epoch};
 }
 
-// ranks_that_fill(): those that do for this rank, and those for which this one does. The same in all lanes of a warp.
-struct Filling {
-  unsigned to, from;
-};
 struct DispatchBegin {
   bool failed;
   std::uint32_t epoch;
-  Filling filling;
+  unsigned fills;  // ranks_that_fill()
 };
 __device__ inline DispatchBegin begin_dispatch_send(const DispatchSendArgs& args) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::dispatch);
@@ -32,14 +28,11 @@ __device__ inline DispatchBegin begin_dispatch_send(const DispatchSendArgs& args
   wait_for_earlier_kernels();
   const StageLook look =
       look_at_stage(context, context.state->sent[kChannel][args.send.generation]);
-  const int lane = lane_index();
-  Filling filling{ranks_that_fill(context, args.send.rows, plan.token_rows_to, lane), 0};
-  if (args.send.receive) {
-    filling.from = ranks_that_fill(context, args.send.rows, plan.token_rows_from, lane);
-  }
+  const unsigned fills = ranks_that_fill(context, args.send.rows, plan.token_rows_to,
+                                         plan.token_rows_from, lane_index());
   const StageBegin begin = begin_stage(context, look);
   if (args.send.overlaps) let_next_kernel_begin();
-  return {begin.failed, begin.epoch, filling};
+  return {begin.failed, begin.epoch, fills};
 }
 
 // Shared memory that the copies need no more. Empty in kernels that are never asked for lists.
@@ -51,7 +44,7 @@ struct Scratch {
 // Else the last block does what there is to do when the rows of all peers have come.
 __device__ inline bool every_block_receives(const DispatchSendArgs& args,
                                             const DispatchBegin& begin) {
-  return args.lists.choices != nullptr || begin.filling.from != 0;
+  return args.lists.choices != nullptr || begin.fills != 0;
 }
 __device__ inline void receive_rows(const DispatchSendArgs& args, const DispatchBegin& begin,
                                     const Scratch& scratch) {
@@ -65,11 +58,9 @@ __device__ inline void receive_rows(const DispatchSendArgs& args, const Dispatch
     list_choices(context, args.plan, args.send.generation, args.lists, scratch.words,
                  scratch.count);
   }
-  if (begin.filling.from != 0) {
-    const TokenRows rows = token_rows(context, args.plan.token_rows_from, false, lane_index());
-    if (fill_further_slots(context, args.send.generation, rows, args.send.scale_pitch, gridDim.x)) {
-      __syncthreads();
-    }
+  if (begin.fills != 0) {
+    fill_further_slots(context, args.send.generation, args.plan.token_rows_from,
+                       args.send.scale_pitch, gridDim.x);
   }
   if (threadIdx.x != 0) return;
   if (every_block_receives(args, begin) &&

@@ -35,16 +35,18 @@ __device__ inline void fill_units(const uint4* from, unsigned targets, uint4* to
   }
 }
 
-// All threads of each of the rank's `blocks` blocks, when the rows of all peers have come; `rows` are theirs.
-// scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken(). Not inlined: few launches fill, and others
-// would have its code in their way.
+// All threads of each of the rank's `blocks` blocks, when the rows of all peers have come. `from`: [ranks], token rows of
+// each. Rows that crossed for every slot are filled again where others of this rank's are: with the same bits.
+// scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken(), behind a barrier if so. Not inlined: few
+// launches fill, and others would have its code in their way.
 __device__ __noinline__ inline bool fill_further_slots(const RankContext& context,
                                                        std::uint32_t generation,
-                                                       const TokenRows& rows,
+                                                       const std::int32_t* from,
                                                        std::uint64_t scale_pitch,
                                                        std::uint32_t blocks) {
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
+  const TokenRows rows = token_rows(context, from, false, lane);
   const auto units = static_cast<std::uint32_t>(layout.row_pitch / sizeof(uint4));
   const auto scale_units = static_cast<std::uint32_t>(scale_pitch / sizeof(uint4));
   const std::uint32_t steps = (units + kFillStepUnits - 1) / kFillStepUnits;
@@ -58,10 +60,10 @@ __device__ __noinline__ inline bool fill_further_slots(const RankContext& contex
     const std::int32_t position =
         load_entry(context, generation, rows.row(item / parts.count), lane).position;
     const unsigned here = __ballot_sync(kAllLanes, position >= 0);
-    if (here == 0) continue;  // all dropped
     const bool first_there = is_first_with(position, lane);
     const unsigned distinct = __ballot_sync(kAllLanes, first_there);
     const unsigned targets = distinct & (distinct - 1);
+    if (targets == 0) continue;  // one slot, or all dropped
     const auto row = static_cast<std::uint64_t>(position >= 0 ? position : 0);
     const int filled = __ffs(static_cast<int>(here)) - 1;  // the one that the sender has written
     const auto pointer_of_filled = [&](uint4* mine) {
@@ -78,6 +80,7 @@ __device__ __noinline__ inline bool fill_further_slots(const RankContext& contex
         own_window_at<uint4>(context, layout.scale_plane(generation) + row * scale_pitch);
     fill_units(pointer_of_filled(scales), targets, scales, begin, min(end, scale_units), lane);
   }
+  if (items.any_taken()) __syncthreads();
   return items.any_taken();
 }
 

@@ -16,7 +16,7 @@ namespace wherry::kernels::cuda {
 // Threads and shared memory of one block of dispatch_send. A row travels in pieces, a warp at a
 // time; each warp owns `stages` pieces of shared memory.
 struct DispatchShape {
-  int blocks = 0;  // per rank: num_sms, or what a link needs
+  int blocks = 0;  // per rank
   int warps = 0;
   int stages = 0;            // 0: ordinary loads and stores instead of bulk copies
   int stores_in_flight = 0;  // groups that may still be reading shared memory when a load is issued

@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (thread == kFirstFreeWarp * kWarpLanes) advance(args, step, blocks);
 
   bool counted = false;
-  unsigned filled_there = 0;
+  unsigned fills = 0;  // ranks_that_fill()
   Placed placed = Placed::good;
   std::uint32_t parity = 0;
 #pragma unroll 1
@@ -267,12 +267,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       receive_counts(count, shared, info, counter, kWarps, &flags);
       placed = finish_counts(count, shared, info, begin.epoch, blockIdx.x == 0, &flags, chunk.begin,
                              chunk.end);
-      filled_there = ranks_that_fill(context, args.send.rows, shared.to, lane);
+      fills = ranks_that_fill(context, args.send.rows, shared.to, shared.from, lane);
       counted = true;
     }
     if (!has_item || placed != Placed::good) break;
     add_base(count, shared, place);
-    const Target to = target_of(context, args.send, row_bytes, base, place, filled_there, lane);
+    const Target to = target_of(context, args.send, row_bytes, base, place, fills, lane);
     if constexpr (kBulk) {
       send_bulk<kQuantised>(args.send, item, pieces, buffers, to);
     } else {
@@ -310,20 +310,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     write_plan(count, known, chunk);
     if (blockIdx.x == 0) add_loads(count, shared, kWarpLanes);
   }
-  const bool fills =
-      placed == Placed::good && ranks_that_fill(context, args.send.rows, shared.from, lane) != 0;
-  if (!args.send.receive || (!ends && !fills) || !wait(args, shared, step, ends)) return;
-  if (fills) {
-    const TokenRows rows = token_rows(context, shared.from, false, lane);
-    const bool taken =
-        fill_further_slots(context, args.send.generation, rows, args.send.scale_pitch,
-                           static_cast<std::uint32_t>(blocks));
-    if (taken) __syncthreads();
-    if (taken && thread == 0) {
-      is_last_to_leave(*context.state, Arrival::dispatch_received,
-                       static_cast<std::uint32_t>(blocks));
-    }
-  }
+  if (placed != Placed::good) fills = 0;
+  if (!args.send.receive || (!ends && fills == 0) || !wait(args, shared, step, ends)) return;
+  if (fills == 0) return;
+  const auto all = static_cast<std::uint32_t>(blocks);
+  const bool taken =
+      fill_further_slots(context, args.send.generation, shared.from, args.send.scale_pitch, all);
+  if (taken && thread == 0) is_last_to_leave(*context.state, Arrival::dispatch_received, all);
 }
 
 template <bool kQuantised, bool kBulk>

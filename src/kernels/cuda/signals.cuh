@@ -160,8 +160,9 @@ __device__ inline StageBegin begin_stage(const RankContext& context,
 }
 
 // One thread of each of `blocks` blocks, when it will not read its epoch counter again: true in the
-// block that comes last, where the items of the stage are counted from 0 again. Orders nothing: what follows
-// in the stream comes after the kernel anyway. Without the release a small step saves about a microsecond.
+// block that comes last, where the items of the stage are counted from 0 again: whoever took one has used its
+// number before it arrived here. Orders nothing else: what follows in the stream comes after the kernel anyway.
+// Without the release a small step saves about a microsecond.
 __device__ inline bool is_last_to_leave(RankState& state, Arrival arrival, std::uint32_t blocks) {
   const auto at = static_cast<std::uint32_t>(arrival);
   const bool last = blocks == 1 || atomicInc(&state.arrived[at], blocks - 1) == blocks - 1;
