@@ -70,6 +70,60 @@ DispatchJob e4m3_job(std::int64_t tokens, std::uint64_t hidden, int num_sms) {
   return job;
 }
 
+// What dispatch_send_bulk relies on.
+void expect_legal(const DispatchShape& shape, const DispatchJob& job) {
+  constexpr std::uint64_t kSharedBytes = 224 * 1024;
+  constexpr int kMaxPieces = 64;
+  constexpr std::uint64_t kLanes = 32;  // items that a warp can know
+  const auto warps = static_cast<std::uint64_t>(shape.warps);
+  const auto stages = static_cast<std::uint64_t>(shape.stages);
+  const std::uint64_t bytes = shape.piece_bytes;
+  ASSERT_EQ(shape.blocks, job.num_sms);
+  ASSERT_LE(warps, 16U);
+  ASSERT_LE(shape.warps * shape.stages, kMaxPieces);
+  ASSERT_GE(shape.stores_in_flight, 1);
+  ASSERT_LE(shape.stores_in_flight, 4);
+  // A piece is loaded again behind its stores, and the one that comes next is there.
+  ASSERT_GE(shape.stages, shape.stores_in_flight + 2);
+  ASSERT_LE(warps * stages * bytes, kSharedBytes);
+  ASSERT_GE(bytes, 16U);
+  ASSERT_EQ(bytes % 16, 0U);
+  const std::uint64_t pieces = (job.row_bytes + bytes - 1) / bytes;
+  ASSERT_LT((pieces - 1) * bytes, job.row_bytes);
+  const std::uint64_t of_item = shape.whole_rows ? pieces : 1;
+  ASSERT_LT((stages + of_item - 1) / of_item + 1, kLanes);
+  if (shape.whole_rows) {
+    ASSERT_GE(static_cast<std::uint64_t>(job.tokens),
+              16 * static_cast<std::uint64_t>(job.num_sms) * warps);
+  }
+}
+
+TEST(DispatchShape, IsLegalForEveryJob) {
+  for (const int num_sms : {1, 4, 5, 8, 16, 64, 132}) {
+    for (const bool link : {false, true}) {
+      for (const double copies : {1.0, 4.0, 8.0}) {
+        for (const std::int64_t tokens : {0, 1, 40, 300, 4096, 100000}) {
+          for (const std::uint64_t row_bytes : {16U, 528U, 2064U, 14336U, 32768U, 1048576U}) {
+            const DispatchJob job{tokens, row_bytes, copies, num_sms, true, link};
+            ASSERT_NO_FATAL_FAILURE(expect_legal(choose_dispatch_shape(job), job))
+                << num_sms << " multiprocessors, link " << link << ", " << copies << " copies of "
+                << tokens << " rows of " << row_bytes << " bytes";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DispatchShape, TakesWholeRowsWhereAWarpGetsMany) {
+  const auto takes_whole = [](std::int64_t tokens) {
+    return choose_dispatch_shape({tokens, 14336, 2.0, 16, true, true}).whole_rows;
+  };
+  EXPECT_TRUE(takes_whole(4096));
+  EXPECT_FALSE(takes_whole(1000));
+  EXPECT_FALSE(takes_whole(1));
+}
+
 TEST(E4m3Shape, TakesBulkCopiesOverALinkForManyTokensOnFewMultiprocessors) {
   EXPECT_EQ(choose_e4m3_shape(e4m3_job(4096, 7168, 16)).pieces, 4);
   EXPECT_EQ(choose_e4m3_shape(e4m3_job(4096, 7168, 16)).blocks, 16);
