@@ -53,9 +53,9 @@ std::vector<FabricInfo> fabrics(const Devices& gpus) {
 
 // What an exchange on this GPU uses.
 std::string kernels_on(const DeviceDescription& gpu) {
+  if (!gpu.bulk_copies) return "cuda_copy";
   const std::string_view pinned = kernels::from_environment_on_cuda();
-  if (!pinned.empty()) return std::string(pinned);
-  return gpu.bulk_copies ? "cuda" : "cuda_copy";
+  return pinned.empty() ? "cuda" : std::string(pinned);
 }
 
 Json as_json() {

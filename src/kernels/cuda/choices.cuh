@@ -78,6 +78,30 @@ __device__ void for_each_lane(unsigned mask, Body body) {
   for (; mask != 0; mask &= mask - 1) body(__ffs(static_cast<int>(mask)) - 1);
 }
 
+// One warp: units [begin, end) of a row at `from` to the rows at `to` of the lanes in `targets`.
+template <typename Unit>
+__device__ void copy_units(const Unit* from, unsigned targets, Unit* to, std::uint32_t begin,
+                           std::uint32_t end, int lane) {
+  constexpr int kUnitsInFlight = 4;
+  for (std::uint32_t base = begin; base < end; base += kUnitsInFlight * kWarpLanes) {
+    Unit units[kUnitsInFlight];
+#pragma unroll
+    for (int i = 0; i < kUnitsInFlight; ++i) {
+      const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
+      if (at < end) units[i] = __ldcs(from + at);
+    }
+    for_each_lane(targets, [&](int source) {
+      auto* target = reinterpret_cast<Unit*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), source));
+#pragma unroll
+      for (int i = 0; i < kUnitsInFlight; ++i) {
+        const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
+        if (at < end) target[at] = units[i];
+      }
+    });
+  }
+}
+
 // Rows::first_slot: one row of each token goes from a rank to another, which fills the token's other slots from
 // it, where both have so many tokens for each other (both know the numbers). For fewer the filling takes longer, 2.5 us,
 // than the rows on the link; and a rank with few tokens of its own may have few blocks to fill with.

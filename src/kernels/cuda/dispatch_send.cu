@@ -159,7 +159,6 @@ template <typename Unit>
 __global__ void __launch_bounds__(kCopyThreads)
     dispatch_send_copy(const __grid_constant__ RankTable<DispatchSendArgs> table,
                        std::uint32_t piece_bytes) {
-  constexpr int kUnitsInFlight = 4;
   const DispatchSendArgs& args = table.rank[blockIdx.y];
   const DispatchBegin begin = begin_dispatch_send(args);
   if (begin.failed) return;
@@ -181,23 +180,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     const std::uint32_t begin_unit = piece * piece_bytes / sizeof(Unit);
     const std::uint32_t end_unit = min((piece + 1) * piece_bytes, row_bytes) / sizeof(Unit);
     const auto* from = reinterpret_cast<const Unit*>(args.send.x + token * args.send.x_pitch);
-    for (std::uint32_t base = begin_unit; base < end_unit; base += kUnitsInFlight * kWarpLanes) {
-      Unit units[kUnitsInFlight];
-#pragma unroll
-      for (int i = 0; i < kUnitsInFlight; ++i) {
-        const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
-        if (at < end_unit) units[i] = __ldcs(from + at);
-      }
-      for_each_lane(destinations.lanes, [&](int source) {
-        auto* to = reinterpret_cast<Unit*>(
-            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(destinations.to), source));
-#pragma unroll
-        for (int i = 0; i < kUnitsInFlight; ++i) {
-          const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
-          if (at < end_unit) to[at] = units[i];
-        }
-      });
-    }
+    copy_units(from, destinations.lanes, reinterpret_cast<Unit*>(destinations.to), begin_unit,
+               end_unit, lane);
     if (args.send.entries && piece == 0) {
       write_entries(args.context, args.send, choice, destinations.first_of_rank, lane);
     }

@@ -12,29 +12,6 @@ namespace wherry::kernels::cuda {
 // Rows are shared out in steps of 512 bytes, each with one unit of scales if it has any (e4m3_block128, row-major).
 inline constexpr std::uint32_t kFillStepUnits = kWarpLanes;
 
-// One warp: units [begin, end) of 16 bytes from `from` to this lane's `to`, if it is one of `targets`.
-__device__ inline void fill_units(const uint4* from, unsigned targets, uint4* to,
-                                  std::uint32_t begin, std::uint32_t end, int lane) {
-  constexpr int kUnitsInFlight = 4;
-  for (std::uint32_t base = begin; base < end; base += kUnitsInFlight * kWarpLanes) {
-    uint4 unit[kUnitsInFlight];
-#pragma unroll
-    for (int i = 0; i < kUnitsInFlight; ++i) {
-      const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
-      if (at < end) unit[i] = __ldcs(from + at);
-    }
-    for_each_lane(targets, [&](int source) {
-      auto* target = reinterpret_cast<uint4*>(
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), source));
-#pragma unroll
-      for (int i = 0; i < kUnitsInFlight; ++i) {
-        const std::uint32_t at = base + static_cast<std::uint32_t>(i * kWarpLanes + lane);
-        if (at < end) target[at] = unit[i];
-      }
-    });
-  }
-}
-
 // All threads of each of the rank's `blocks` blocks, when the rows of all peers have come. `from`: [ranks], token rows of
 // each. Rows that crossed for every slot are filled again where others of this rank's are: with the same bits.
 // scale_pitch: bytes of a row's scales, or 0. Returns Items::any_taken(), behind a barrier if so. Not inlined: few
@@ -73,12 +50,12 @@ __device__ __noinline__ inline bool fill_further_slots(const RankContext& contex
     const std::uint32_t begin = item % parts.count * parts.each;
     const std::uint32_t end = min(begin + parts.each, steps);
     auto* to = own_window_at<uint4>(context, layout.row(generation, row));
-    fill_units(pointer_of_filled(to), targets, to, begin * kFillStepUnits,
+    copy_units(pointer_of_filled(to), targets, to, begin * kFillStepUnits,
                min(end * kFillStepUnits, units), lane);
     if (scale_units == 0) continue;
     auto* scales =
         own_window_at<uint4>(context, layout.scale_plane(generation) + row * scale_pitch);
-    fill_units(pointer_of_filled(scales), targets, scales, begin, min(end, scale_units), lane);
+    copy_units(pointer_of_filled(scales), targets, scales, begin, min(end, scale_units), lane);
   }
   if (items.any_taken()) __syncthreads();
   return items.any_taken();
