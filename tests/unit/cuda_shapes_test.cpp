@@ -42,20 +42,53 @@ TEST(ConversionShape, HasNoMorePartsThanPieces) {
   }
 }
 
-TEST(CombineShape, HasNoEmptyPart) {
-  for (const int num_sms : {1, 16, 32, 128}) {
-    for (std::int64_t tokens = 1; tokens < 300; ++tokens) {
-      for (const std::uint64_t row_bytes : {2U, 16U, 528U, 14336U, 25600U, 32768U}) {
-        CombineJob job;
-        job.tokens = tokens;
-        job.row_bytes = row_bytes;
-        job.num_sms = num_sms;
-        const auto parts = static_cast<std::uint64_t>(choose_combine_shape(job).parts);
-        const std::uint64_t vectors = (row_bytes + 15) / 16;
+TEST(RowParts, AreWholeStepsOfWhichNoneIsEmpty) {
+  for (const std::uint32_t warps : {1U, 16U, 512U, 4224U}) {
+    for (std::uint32_t rows = 0; rows < 300; ++rows) {
+      for (const std::uint32_t units : {1U, 33U, 896U, 1600U, 2048U}) {
+        const auto [parts, each] = parts_of_row(rows, units, warps);
         ASSERT_GE(parts, 1U);
-        ASSERT_LT((parts - 1) * ((vectors + parts - 1) / parts), vectors)
-            << parts << " parts of " << vectors << " vectors";
+        ASSERT_EQ(each % kRowStepUnits, 0U);
+        ASSERT_GE(parts * each, units);
+        ASSERT_LT((parts - 1) * each, units);
+        if (rows <= warps) {
+          ASSERT_LE(rows * parts, warps) << rows << " rows of " << units << " units";
+        }
       }
+    }
+  }
+}
+
+TEST(RowParts, AreOneWhereRowsAreNoFewerThanWarps) {
+  EXPECT_EQ(parts_of_row(512, 896, 512).count, 1U);
+  EXPECT_EQ(parts_of_row(4096, 896, 512).count, 1U);
+  EXPECT_EQ(parts_of_row(126, 896, 2048).count, 14U);  // of two steps
+  EXPECT_EQ(parts_of_row(1, 896, 2048).count, 28U);
+}
+
+// What combine_recv_bulk relies on.
+TEST(CombineShape, HasRoomForTwoPiecesOfEveryTerm) {
+  constexpr std::uint64_t kSharedBytes = 224 * 1024;
+  for (const std::uint64_t terms : {1U, 2U, 3U, 4U, 8U, 16U, 32U}) {
+    for (const std::uint64_t row_bytes : {2U, 16U, 528U, 2064U, 14336U, 25600U, 1048576U}) {
+      CombineJob job;
+      job.row_bytes = row_bytes;
+      job.num_sms = 8;
+      job.bulk = true;
+      job.most_terms = terms;
+      const CombineShape shape = choose_combine_shape(job);
+      const std::uint64_t bytes = shape.piece_bytes;
+      const auto slots = static_cast<std::uint64_t>(shape.slots);
+      const auto warps = static_cast<std::uint64_t>(shape.threads) / 32;
+      ASSERT_GE(warps, 1U);
+      ASSERT_LE(warps, 16U);
+      ASSERT_GE(bytes, 16U);
+      ASSERT_EQ(bytes % 16, 0U);
+      ASSERT_LE(slots, 64U);
+      ASSERT_GE(slots, 2 * terms) << terms << " rows of " << row_bytes << " bytes";
+      ASSERT_LE(slots * bytes, kSharedBytes / warps);
+      const std::uint64_t pieces = (row_bytes + bytes - 1) / bytes;
+      ASSERT_LT((pieces - 1) * bytes, row_bytes);
     }
   }
 }

@@ -155,23 +155,22 @@ void CudaExchange::pull_results(const kernel::CombineRecvArgs& args) {
   launches_->launch(
       local_, args, stream_, at(Stage::combine_recv),
       [this](auto& table, int ranks, cudaStream_t stream) {
+        if (sums_converted()) {
+          std::int64_t tokens = 0;
+          for (int rank = 0; rank < ranks; ++rank) {
+            tokens = std::max<std::int64_t>(tokens, table.rank[rank].plan.tokens);
+          }
+          return kernel::launch_combine_recv_converted(
+              table, ranks, kernel::choose_conversion_shape({tokens, config().hidden, num_sms_}),
+              mode_.combine_wire, stream);
+        }
         kernel::CombineJob job;
         job.row_bytes = context_.layout.result_bytes;
         job.copies = everywhere_;
         job.num_sms = num_sms_;
         job.sum = table.rank[0].sum;
         job.bulk = bulk_ && over_link_;
-        job.most_terms = static_cast<std::uint64_t>(
-            job.sum == kernel::Sum::choices ? config().topk : std::min(config().topk, size()));
-        for (int rank = 0; rank < ranks; ++rank) {
-          job.tokens = std::max<std::int64_t>(job.tokens, table.rank[rank].plan.tokens);
-        }
-        if (sums_converted()) {
-          return kernel::launch_combine_recv_converted(
-              table, ranks,
-              kernel::choose_conversion_shape({job.tokens, config().hidden, num_sms_}),
-              mode_.combine_wire, stream);
-        }
+        job.most_terms = static_cast<std::uint64_t>(std::min(config().topk, size()));
         return kernel::launch_combine_recv(table, ranks, kernel::choose_combine_shape(job), stream);
       });
 }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/row_parts.cuh"
 #include "kernels/cuda/row_sum.cuh"
 #include "kernels/cuda/signals.cuh"
 
@@ -18,31 +19,11 @@ constexpr int kThreads = kMaxSumThreads;
 constexpr int kWarps = kThreads / kWarpLanes;
 constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
 
-// Rows are shared out in equal parts: with few of them several warps take one.
-struct RowParts {
-  std::uint32_t items;  // (row, part)
-  std::uint32_t parts;
-  std::uint32_t vectors, part_vectors;
-
-  __device__ RowParts(std::uint32_t rows, std::uint64_t row_pitch)
-      : vectors(static_cast<std::uint32_t>(row_pitch / sizeof(uint4))) {
-    const std::uint32_t most = (vectors + kWarpLanes - 1) / kWarpLanes;
-    const std::uint32_t wanted = rows == 0 ? 1 : (warps() + rows - 1) / rows;
-    const auto even = layout::even_parts(vectors, min(wanted, most));
-    parts = even.count;
-    part_vectors = even.each;
-    items = rows * parts;
-  }
-  [[nodiscard]] __device__ static std::uint32_t first() {
-    return static_cast<std::uint32_t>(warp_index()) * gridDim.x + blockIdx.x;
-  }
-  [[nodiscard]] __device__ static std::uint32_t warps() { return gridDim.x * kWarps; }
-  [[nodiscard]] __device__ SumTarget target(std::byte* row, bool aligned, std::uint32_t row_bytes,
-                                            std::uint32_t item) const {
-    const std::uint32_t begin = item % parts * part_vectors;
-    return {row, aligned, row_bytes, begin, min(begin + part_vectors, vectors), nullptr};
-  }
-};
+__device__ std::uint32_t all_warps() { return gridDim.x * kWarps; }
+__device__ SumTarget part_of(const RowParts& parts, std::uint32_t item, std::byte* row,
+                             bool aligned, std::uint32_t row_bytes) {
+  return {row, aligned, row_bytes, parts.begin(item), parts.end(item), nullptr};
+}
 
 // One warp: lists the results of this rank that its lanes have the places of, in the lanes' order; returns how many.
 __device__ int put_own_terms(const RankContext& context, std::uint32_t generation, WarpTerms& terms,
@@ -63,19 +44,19 @@ __device__ void push(const CombineRecvArgs& args, const TokenRows& rows, WarpTer
   const RankContext& context = args.context;
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
-  const RowParts share(rows.count, layout.result_pitch);
-  Items items(*context.state, Arrival::combine_sent, share.items, RowParts::first(),
-              RowParts::warps());
-  for (std::uint32_t item = items.next(); item < share.items; item = items.next()) {
-    const std::uint32_t token_row = rows.row(item / share.parts);
+  const RowParts parts(rows.count, layout.result_pitch, all_warps());
+  Items items(*context.state, Arrival::combine_sent, parts.items, place_of_warp(gridDim.x),
+              all_warps());
+  for (std::uint32_t item = items.next(); item < parts.items; item = items.next()) {
+    const std::uint32_t token_row = rows.row(parts.row(item));
     const layout::TokenEntry entry = load_entry(context, args.generation, token_row, lane);
     const Home home = home_of(context, args.plan, token_row, lane);
     const int count = put_own_terms(context, args.generation, terms, entry, lane);
     sum_rows<Element, Arithmetic::weighted, false, false>(
         terms, count,
-        share.target(
-            window_at<std::byte>(context, home.peer, layout.partial(args.generation, home.at)),
-            true, static_cast<std::uint32_t>(layout.result_bytes), item),
+        part_of(parts, item,
+                window_at<std::byte>(context, home.peer, layout.partial(args.generation, home.at)),
+                true, static_cast<std::uint32_t>(layout.result_bytes)),
         lane);
   }
 }
@@ -85,44 +66,43 @@ __device__ void push(const CombineRecvArgs& args, const TokenRows& rows, WarpTer
 // it has stored.
 template <typename Element>
 __device__ const std::byte* sum_own(const CombineRecvArgs& args, WarpTerms& terms,
-                                    const RowParts& share, const Source& source) {
+                                    const RowParts& parts, const Source& source) {
   const RankContext& context = args.context;
   const layout::WindowLayout& layout = context.layout;
-  const std::uint32_t item = RowParts::first();
+  const std::uint32_t item = place_of_warp(gridDim.x);
   const int lane = lane_index();
-  const bool present = item < share.items && source.dest == context.rank;
+  const bool present = item < parts.items && source.dest == context.rank;
   const int count = put_own_terms(context, args.generation, terms,
                                   {present ? source.row : -1, source.weight}, lane);
   if (count == 0) return nullptr;
   auto* sum = own_window_at<std::byte>(
       context,
       layout.partial(args.generation,
-                     layout.pushed(static_cast<std::uint64_t>(context.rank), item / share.parts)));
+                     layout.pushed(static_cast<std::uint64_t>(context.rank), parts.row(item))));
   sum_rows<Element, Arithmetic::weighted, false, false>(
-      terms, count, share.target(sum, true, static_cast<std::uint32_t>(layout.result_bytes), item),
-      lane);
+      terms, count,
+      part_of(parts, item, sum, true, static_cast<std::uint32_t>(layout.result_bytes)), lane);
   return sum;
 }
 
 // Returns Items::any_taken().
 template <typename Element, bool kAddend>
-__device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms& terms, const RowParts& share,
+__device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms& terms, const RowParts& parts,
                            Source next, const std::byte* own_sum) {
   const int lane = lane_index();
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.result_bytes);
-  const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
-                       reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
-  Items items(*args.context.state, Arrival::combine_received, share.items, RowParts::first(),
-              RowParts::warps());
+  const bool aligned = out_aligned(args);
+  Items items(*args.context.state, Arrival::combine_received, parts.items, place_of_warp(gridDim.x),
+              all_warps());
   std::uint32_t item = items.next();
-  while (item < share.items) {
+  while (item < parts.items) {
     const std::uint32_t coming = items.next();
-    const std::uint32_t token = item / share.parts;
+    const std::uint32_t token = parts.row(item);
     const LaneTerm mine = find_term<Sum::partials>(args, next, lane, own_sum);
     own_sum = nullptr;
     put_term(terms, mine.present, mine.order, mine.term);
-    next = load_source<Sum::partials>(args, coming / share.parts, lane);
-    SumTarget target = share.target(args.out + token * args.out_pitch, aligned, row_bytes, item);
+    next = load_source<Sum::partials>(args, parts.row(coming), lane);
+    SumTarget target = part_of(parts, item, args.out + token * args.out_pitch, aligned, row_bytes);
     if constexpr (kAddend) target.addend = args.addend + token * args.addend_pitch;
     sum_rows<Element, Arithmetic::ranked, false, kAddend>(terms, __popc(mine.lanes), target, lane);
     item = coming;
@@ -156,12 +136,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   if (!args.receive) return;
-  const RowParts share(static_cast<std::uint32_t>(args.plan.tokens), context.layout.result_pitch);
+  const RowParts parts(static_cast<std::uint32_t>(args.plan.tokens), context.layout.result_pitch,
+                       all_warps());
   const Source source =
-      load_source<Sum::partials>(args, RowParts::first() / share.parts, lane_index());
-  const std::byte* own_sum = sum_own<Element>(args, mine, share, source);
+      load_source<Sum::partials>(args, parts.row(place_of_warp(gridDim.x)), lane_index());
+  const std::byte* own_sum = sum_own<Element>(args, mine, parts, source);
   if (!wait_for_results(args, begin.epoch)) return;
-  const bool taken = sum_tokens<Element, kAddend>(args, mine, share, source, own_sum);
+  const bool taken = sum_tokens<Element, kAddend>(args, mine, parts, source, own_sum);
   finish_combine_recv(args, begin.epoch, taken);
 }
 

@@ -5,6 +5,7 @@
 #include "kernels/cuda/items.cuh"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/row_parts.cuh"
 #include "kernels/cuda/signals.cuh"
 
 namespace wherry::kernels::cuda {
@@ -13,37 +14,31 @@ namespace {
 
 constexpr int kExactThreads = 512;  // twice the registers of kMaxSumThreads
 
-// An item is (token, part): with few tokens several warps share one. Returns Items::any_taken().
+// Returns Items::any_taken().
 template <typename Element, Sum kSum, int kThreads, bool kAddend>
-__device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::uint32_t parts,
+__device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms& terms, const RowParts& parts,
                            Source next) {
-  constexpr int kWarps = kThreads / kWarpLanes;
   const RankContext& context = args.context;
   const int lane = lane_index();
-  const int warp = warp_index();
   const auto row_bytes = static_cast<std::uint32_t>(context.layout.result_bytes);
-  const auto vectors = static_cast<std::uint32_t>(context.layout.result_pitch / sizeof(uint4));
-  const std::uint32_t part_vectors = (vectors + parts - 1) / parts;
-  const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
-                       reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
-  const std::uint32_t count = static_cast<std::uint32_t>(args.plan.tokens) * parts;
-  Items items(*context.state, Arrival::combine_received, count,
-              blockIdx.x * kWarps + static_cast<std::uint32_t>(warp), gridDim.x * kWarps);
+  const bool aligned = out_aligned(args);
+  Items items(*context.state, Arrival::combine_received, parts.items, place_of_warp(gridDim.x),
+              gridDim.x * (kThreads / kWarpLanes));
   std::uint32_t item = items.next();
-  while (item < count) {
+  while (item < parts.items) {
     const std::uint32_t coming = items.next();
     const LaneTerm mine = find_term<kSum>(args, next, lane);
-    put_term(terms[warp], mine.present, mine.order, mine.term);
-    next = load_source<kSum>(args, coming / parts, lane);
-    const std::uint32_t first = item % parts * part_vectors;
-    const SumTarget target{args.out + item / parts * args.out_pitch,
+    put_term(terms, mine.present, mine.order, mine.term);
+    next = load_source<kSum>(args, parts.row(coming), lane);
+    const std::uint32_t token = parts.row(item);
+    const SumTarget target{args.out + token * args.out_pitch,
                            aligned,
                            row_bytes,
-                           first,
-                           min(first + part_vectors, vectors),
-                           kAddend ? args.addend + item / parts * args.addend_pitch : nullptr};
+                           parts.begin(item),
+                           parts.end(item),
+                           kAddend ? args.addend + token * args.addend_pitch : nullptr};
     sum_rows<Element, arithmetic_of(kSum), kThreads <= kExactThreads, kAddend>(
-        terms[warp], __popc(mine.lanes), target, lane);
+        terms, __popc(mine.lanes), target, lane);
     item = coming;
   }
   return items.any_taken();
@@ -51,7 +46,7 @@ __device__ bool sum_tokens(const CombineRecvArgs& args, WarpTerms* terms, std::u
 
 template <typename Element, Sum kSum, int kThreads, bool kAddend>
 __global__ void __launch_bounds__(kThreads, 1)
-    combine_recv(const __grid_constant__ RankTable<CombineRecvArgs> table, std::uint32_t parts) {
+    combine_recv(const __grid_constant__ RankTable<CombineRecvArgs> table) {
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
   __shared__ WarpTerms terms[kThreads / kWarpLanes];
   const CombineRecvArgs& args = table.rank[blockIdx.y];
@@ -65,12 +60,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     signal_results(context, args.plan, args.generation, begin.epoch);
   }
   // Asked for before the wait: it comes from far.
-  const std::uint32_t first =
-      blockIdx.x * (kThreads / kWarpLanes) + static_cast<std::uint32_t>(warp_index());
-  const Source source = load_source<kSum>(args, first / parts, lane_index());
+  const RowParts parts(static_cast<std::uint32_t>(args.plan.tokens), context.layout.result_pitch,
+                       gridDim.x * (kThreads / kWarpLanes));
+  const Source source = load_source<kSum>(args, parts.row(place_of_warp(gridDim.x)), lane_index());
   const bool complete = wait_for_results(args, begin.epoch);
   if (!complete) return;
-  const bool taken = sum_tokens<Element, kSum, kThreads, kAddend>(args, terms, parts, source);
+  const bool taken =
+      sum_tokens<Element, kSum, kThreads, kAddend>(args, terms[warp_index()], parts, source);
   finish_combine_recv(args, begin.epoch, taken);
 }
 
@@ -79,7 +75,7 @@ cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const Com
                    cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
   return launch_kernel(table.rank[0].overlaps, combine_recv<Element, kSum, kThreads, kAddend>, grid,
-                       kThreads, 0, stream, table, static_cast<std::uint32_t>(shape.parts));
+                       kThreads, 0, stream, table);
 }
 
 template <typename Element, bool kAddend>
@@ -124,16 +120,8 @@ CombineShape choose_combine_shape(const CombineJob& job) {
   constexpr int kFewSms = 32;
   if (plain && job.bulk && job.num_sms <= kFewSms) return choose_combine_bulk_shape(job);
   const int threads = plain && job.copies < 4.5 ? kExactThreads : kMaxSumThreads;
-  // Each part is at least one load a lane; more parts only while there are warps without work.
-  const std::int64_t warps = std::int64_t{job.num_sms} * threads / kWarpLanes;
-  const auto most = static_cast<std::int64_t>((job.row_bytes + 511) / 512);
-  const std::int64_t wanted = job.tokens > 0 ? (warps + job.tokens - 1) / job.tokens : 1;
   CombineShape shape;
   shape.blocks = job.num_sms;
-  // A part that began behind the row's end would not end.
-  const auto vectors = static_cast<std::uint32_t>((job.row_bytes + 15) / 16);
-  const auto parts = static_cast<std::uint32_t>(wanted < most ? wanted : most);
-  shape.parts = static_cast<int>(layout::even_parts(vectors, parts).count);
   shape.threads = threads;
   return shape;
 }

@@ -21,6 +21,14 @@ __device__ inline bool wait_for_results(const CombineRecvArgs& args, std::uint32
                         [&](int peer) { return std::int64_t{args.plan.token_rows_to[peer]}; });
 }
 
+// Whether 16 bytes of out may be written at once.
+__device__ inline bool out_aligned(const CombineRecvArgs& args) {
+  return (args.context.layout.result_bytes | args.out_pitch |
+          reinterpret_cast<std::uintptr_t>(args.out)) %
+             sizeof(uint4) ==
+         0;
+}
+
 // All threads of every block, when their sums are stored. took_items: some of its warps have taken some.
 __device__ inline void finish_combine_recv(const CombineRecvArgs& args, std::uint32_t epoch,
                                            bool took_items) {

@@ -5,12 +5,10 @@
 #include <cstdint>
 
 #include "kernels/cuda/items.cuh"
+#include "kernels/cuda/row_parts.cuh"
 #include "kernels/cuda/token_rows.cuh"
 
 namespace wherry::kernels::cuda {
-
-// Rows are shared out in steps of 512 bytes, each with one unit of scales if it has any (e4m3_block128, row-major).
-inline constexpr std::uint32_t kFillStepUnits = kWarpLanes;
 
 // All threads of each of the rank's `blocks` blocks, when the rows of all peers have come. `from`: [ranks], token rows of
 // each. Rows that crossed for every slot are filled again where others of this rank's are: with the same bits.
@@ -24,18 +22,14 @@ __device__ __noinline__ inline bool fill_further_slots(const RankContext& contex
   const layout::WindowLayout& layout = context.layout;
   const int lane = lane_index();
   const TokenRows rows = token_rows(context, from, false, lane);
-  const auto units = static_cast<std::uint32_t>(layout.row_pitch / sizeof(uint4));
   const auto scale_units = static_cast<std::uint32_t>(scale_pitch / sizeof(uint4));
-  const std::uint32_t steps = (units + kFillStepUnits - 1) / kFillStepUnits;
   const std::uint32_t warps = blocks * (blockDim.x / kWarpLanes);
-  const std::uint32_t wanted = rows.count == 0 ? 1 : warps / rows.count;
-  const layout::Parts parts = layout::even_parts(steps, max(1U, min(wanted, steps)));
-  const std::uint32_t count = rows.count * parts.count;
-  Items items(*context.state, Arrival::dispatch_received, count,
-              static_cast<std::uint32_t>(warp_index()) * blocks + blockIdx.x, warps);
-  for (std::uint32_t item = items.next(); item < count; item = items.next()) {
+  const RowParts parts(rows.count, layout.row_pitch, warps);
+  Items items(*context.state, Arrival::dispatch_received, parts.items, place_of_warp(blocks),
+              warps);
+  for (std::uint32_t item = items.next(); item < parts.items; item = items.next()) {
     const std::int32_t position =
-        load_entry(context, generation, rows.row(item / parts.count), lane).position;
+        load_entry(context, generation, rows.row(parts.row(item)), lane).position;
     const unsigned here = __ballot_sync(kAllLanes, position >= 0);
     const bool first_there = is_first_with(position, lane);
     const unsigned distinct = __ballot_sync(kAllLanes, first_there);
@@ -47,15 +41,14 @@ __device__ __noinline__ inline bool fill_further_slots(const RankContext& contex
       return reinterpret_cast<const uint4*>(
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), filled));
     };
-    const std::uint32_t begin = item % parts.count * parts.each;
-    const std::uint32_t end = min(begin + parts.each, steps);
     auto* to = own_window_at<uint4>(context, layout.row(generation, row));
-    copy_units(pointer_of_filled(to), targets, to, begin * kFillStepUnits,
-               min(end * kFillStepUnits, units), lane);
+    copy_units(pointer_of_filled(to), targets, to, parts.begin(item), parts.end(item), lane);
     if (scale_units == 0) continue;
+    // One unit of scales (e4m3_block128, row-major) for each step of the row.
     auto* scales =
         own_window_at<uint4>(context, layout.scale_plane(generation) + row * scale_pitch);
-    copy_units(pointer_of_filled(scales), targets, scales, begin, min(end, scale_units), lane);
+    copy_units(pointer_of_filled(scales), targets, scales, parts.begin(item) / kRowStepUnits,
+               min((parts.end(item) + kRowStepUnits - 1) / kRowStepUnits, scale_units), lane);
   }
   if (items.any_taken()) __syncthreads();
   return items.any_taken();

@@ -39,17 +39,28 @@ struct DispatchJob {
   return row_bytes % 16 == 0 && pitch % 16 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
 }
 
-// Blocks and how many of their warps share a token.
+// Units of 16 bytes of a row that a warp takes at once: one a lane.
+inline constexpr std::uint32_t kRowStepUnits = 32;
+// Parts of a row of `units` (1 or more), for `rows` that `warps` share out: each is some steps, and there are no
+// more in all than warps, so that none has two parts while others wait. Their size is in units. Pure.
+[[nodiscard]] WHERRY_HD constexpr layout::Parts parts_of_row(std::uint32_t rows,
+                                                             std::uint32_t units,
+                                                             std::uint32_t warps) {
+  const std::uint32_t steps = (units + kRowStepUnits - 1) / kRowStepUnits;
+  const std::uint32_t most = rows < warps && rows > 0 ? warps / rows : 1;
+  const layout::Parts even = layout::even_parts(steps, most < steps ? most : steps);
+  return {even.count, even.each * kRowStepUnits};
+}
+
+// Blocks of a rank, and how they load rows.
 struct CombineShape {
   int blocks = 0;
-  int parts = 1;
-  int threads = 1024;  // of a block; plain sums also 512, with more loads in flight in each
+  int threads = 1024;  // of a block; plain sums also fewer, with more loads in flight in each
   // Rows come by bulk loads, each warp's into so many pieces of shared memory; 0: by ordinary loads.
   int slots = 0;
   std::uint32_t piece_bytes = 0;
 };
 struct CombineJob {
-  std::int64_t tokens = 0;
   std::uint64_t row_bytes = 0;
   double copies = 1.0;  // rows a token is expected to be summed from
   int num_sms = 1;
