@@ -119,7 +119,7 @@ __device__ void round_values(const typename C::Values& values, Put put) {
     for (int j = 0; j < kOfVector; ++j) {
       part[j] = narrowed<Element>(values.of[i * kOfVector + j]);
     }
-    put(i, Element::round(part));
+    put(i, round_vector<Element>(part));
   }
 }
 // To a row of the caller's, wherever it lies.

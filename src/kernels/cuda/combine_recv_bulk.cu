@@ -16,11 +16,9 @@ namespace wherry::kernels::cuda {
 
 namespace {
 
-constexpr int kWarps = 14;
-constexpr int kThreads = kWarps * kWarpLanes;
+constexpr int kMaxWarps = 16;
 constexpr std::uint32_t kMaxSlots = 64;
-constexpr std::uint32_t kWarpBytes = 16 * 1024;  // of its slots: 14 x 16 of the 227 KiB of a block
-constexpr std::uint32_t kSharedBytes = kWarps * kWarpBytes;
+constexpr std::uint32_t kSharedBytes = 224 * 1024;  // of all slots; a block may have 227 KiB
 
 #ifdef WHERRY_HAS_BULK_COPY
 
@@ -102,58 +100,91 @@ class Loads {
   LaneTerm mine_{};
 };
 
-// One piece of kCount terms (0: any number, `count`) that lie from `slot` on. kPlain: 16 bytes may be
-// written at once, and nothing is added.
-template <typename Element, int kCount, bool kPlain>
-__device__ void sum_piece(const Share& share, std::uint32_t slot, std::uint32_t count,
-                          const SumTarget& target, int lane) {
-  extern __shared__ __align__(128)
-      std::byte staging[];  // by name: its loads know that it is shared
-  const auto term = [&](std::uint32_t at) {
-    std::uint32_t which = slot + at;
+// Where the terms of a piece lie in the block's shared memory.
+struct Slots {
+  const Share& share;
+  std::uint32_t first;
+
+  [[nodiscard]] __device__ std::uint32_t of(std::uint32_t term) const {
+    std::uint32_t which = first + term;
     if (which >= share.slots) which -= share.slots;
     return share.staging + which * share.piece_bytes;
-  };
-  std::uint32_t terms[kCount > 0 ? kCount : 1];
+  }
+};
+
+// kVectors vectors a lane, from `at` on, of kCount terms. All are asked for before one is added.
+template <typename Element, int kCount, int kVectors>
+__device__ void sum_vectors(const std::uint32_t (&terms)[kCount], uint4* out, std::uint32_t at) {
+  extern __shared__ __align__(128)
+      std::byte staging[];  // by name: its loads know that it is shared
+  uint4 loaded[kVectors][kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) terms[i] = term(static_cast<std::uint32_t>(i));
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      loaded[v][i] = reinterpret_cast<const uint4*>(staging + terms[i])[at + v * kWarpLanes];
+    }
+  }
+  float sums[kVectors][Element::kOfVector] = {};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) add_vector<Element, false>(sums[v], loaded[v][i], 1.0F);
+  }
+  uint4 rounded[kVectors];
+  Element::round(sums, rounded);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) __stcs(out + at + v * kWarpLanes, rounded[v]);
+}
+
+// One piece of kCount terms: 16 bytes may be written at once, and nothing is added.
+template <typename Element, int kCount>
+__device__ void sum_plain(const Slots& slots, const SumTarget& target, int lane) {
+  constexpr int kVectors = 4;
+  std::uint32_t terms[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) terms[i] = slots.of(static_cast<std::uint32_t>(i));
   const std::uint32_t vectors = target.end - target.first;
   auto* out = reinterpret_cast<uint4*>(target.out) + target.first;
+  auto at = static_cast<std::uint32_t>(lane);
+#pragma unroll 1
+  for (std::uint32_t left = vectors / kWarpLanes; left >= kVectors; left -= kVectors) {
+    sum_vectors<Element, kCount, kVectors>(terms, out, at);
+    at += kVectors * kWarpLanes;
+  }
+#pragma unroll 1
+  for (; at < vectors; at += kWarpLanes) sum_vectors<Element, kCount, 1>(terms, out, at);
+}
+
+// One piece of any number of terms, to any address.
+template <typename Element>
+__device__ void sum_any(const Slots& slots, std::uint32_t count, const SumTarget& target,
+                        int lane) {
+  extern __shared__ __align__(128) std::byte staging[];
+  const std::uint32_t vectors = target.end - target.first;
 #pragma unroll 4
   for (auto at = static_cast<std::uint32_t>(lane); at < vectors; at += kWarpLanes) {
     float sum[Element::kOfVector] = {};
-    const auto add = [&](std::uint32_t from) {
-      add_vector<Element, false>(sum, reinterpret_cast<const uint4*>(staging + from)[at], 1.0F);
-    };
-    if constexpr (kCount > 0) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) add(terms[i]);
-    } else {
-      for (std::uint32_t i = 0; i < count; ++i) add(term(i));
+    for (std::uint32_t i = 0; i < count; ++i) {
+      add_vector<Element, false>(sum, reinterpret_cast<const uint4*>(staging + slots.of(i))[at],
+                                 1.0F);
     }
-    if constexpr (kPlain) {
-      __stcs(out + at, Element::round(sum));
-    } else {
-      if (target.addend != nullptr) {
-        add_vector<Element, false>(
-            sum, load_odd<Element>(target.addend, target.first + at, target.row_bytes), 1.0F);
-      }
-      store_sum<Element>(target, target.first + at, sum);
+    if (target.addend != nullptr) {
+      add_vector<Element, false>(
+          sum, load_odd<Element>(target.addend, target.first + at, target.row_bytes), 1.0F);
     }
+    store_sum<Element>(target, target.first + at, sum);
   }
 }
 template <typename Element>
-__device__ void sum_piece(const Share& share, std::uint32_t slot, std::uint32_t count,
-                          const SumTarget& target, int lane) {
-  if (!target.aligned || target.addend != nullptr) {
-    return sum_piece<Element, 0, false>(share, slot, count, target, lane);
-  }
-  switch (count) {
-    case 1: return sum_piece<Element, 1, true>(share, slot, count, target, lane);
-    case 2: return sum_piece<Element, 2, true>(share, slot, count, target, lane);
-    case 3: return sum_piece<Element, 3, true>(share, slot, count, target, lane);
-    case 4: return sum_piece<Element, 4, true>(share, slot, count, target, lane);
-    default: return sum_piece<Element, 0, true>(share, slot, count, target, lane);
+__device__ void sum_piece(const Slots& slots, std::uint32_t count, const SumTarget& target,
+                          int lane) {
+  switch (target.aligned && target.addend == nullptr ? count : 0) {
+    case 1: return sum_plain<Element, 1>(slots, target, lane);
+    case 2: return sum_plain<Element, 2>(slots, target, lane);
+    case 3: return sum_plain<Element, 3>(slots, target, lane);
+    case 4: return sum_plain<Element, 4>(slots, target, lane);
+    default: return sum_any<Element>(slots, count, target, lane);
   }
 }
 
@@ -161,8 +192,7 @@ __device__ void sum_piece(const Share& share, std::uint32_t slot, std::uint32_t 
 template <typename Element>
 __device__ void sum_share(const CombineRecvArgs& args, const Share& share, Loads& loads, int lane) {
   const auto row_bytes = static_cast<std::uint32_t>(args.context.layout.result_bytes);
-  const bool aligned = row_bytes % sizeof(uint4) == 0 && args.out_pitch % sizeof(uint4) == 0 &&
-                       reinterpret_cast<std::uintptr_t>(args.out) % sizeof(uint4) == 0;
+  const bool aligned = out_aligned(args);
   std::uint32_t slot = 0;
   std::uint32_t index = 0;
   std::uint32_t piece = share.begin % share.pieces;
@@ -178,7 +208,7 @@ __device__ void sum_share(const CombineRecvArgs& args, const Share& share, Loads
         args.addend != nullptr ? args.addend + token * args.addend_pitch : nullptr};
     barrier_wait(share.barriers + 8 * (index % kItems), index / kItems & 1U);
     const std::uint32_t count = share.counts[index % kItems];
-    sum_piece<Element>(share, slot, count, target, lane);
+    sum_piece<Element>({share, slot}, count, target, lane);
     __syncwarp();
     slot += count;
     if (slot >= share.slots) slot -= share.slots;
@@ -194,14 +224,14 @@ __device__ void sum_share(const CombineRecvArgs& args, const Share& share, Loads
 #endif  // WHERRY_HAS_BULK_COPY
 
 template <typename Element>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kMaxWarps* kWarpLanes, 1)
     combine_recv_bulk(const __grid_constant__ RankTable<CombineRecvArgs> table,
                       const CombineShape shape) {
 #ifdef WHERRY_HAS_BULK_COPY
   constexpr auto kChannel = static_cast<std::uint32_t>(layout::Channel::combine);
   extern __shared__ __align__(128) std::byte staging[];
-  __shared__ __align__(8) std::uint64_t barriers[kWarps * kItems];
-  __shared__ std::uint32_t counts[kWarps * kItems];
+  __shared__ __align__(8) std::uint64_t barriers[kMaxWarps * kItems];
+  __shared__ std::uint32_t counts[kMaxWarps * kItems];
   const CombineRecvArgs& args = table.rank[blockIdx.y];
   const RankContext& context = args.context;
   const int lane = lane_index();
@@ -220,14 +250,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   share.pieces = (share.vectors + share.piece_vectors - 1) / share.piece_vectors;
   const std::uint64_t all =
       std::uint64_t{static_cast<std::uint32_t>(args.plan.tokens)} * share.pieces;
-  const std::uint32_t warps = gridDim.x * kWarps;
+  const std::uint32_t warps_of_block = blockDim.x / kWarpLanes;
+  const std::uint32_t warps = gridDim.x * warps_of_block;
   // Blocks take turns, so that each has nearly the same.
   const std::uint32_t me = warp * gridDim.x + blockIdx.x;
   share.begin = static_cast<std::uint32_t>(all * me / warps);
   share.end = static_cast<std::uint32_t>(all * (me + 1) / warps);
   share.piece_bytes = shape.piece_bytes;
   share.slots = static_cast<std::uint32_t>(shape.slots);
-  share.staging = warp * kWarpBytes;
+  share.staging = warp * (kSharedBytes / warps_of_block);
   share.first_slot = shared_address(staging) + share.staging;
   share.barriers = shared_address(barriers + warp * kItems);
   share.counts = counts + warp * kItems;
@@ -250,7 +281,7 @@ template <typename Element>
 cudaError_t launch(const RankTable<CombineRecvArgs>& table, int ranks, const CombineShape& shape,
                    cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(ranks));
-  return launch_kernel(table.rank[0].overlaps, combine_recv_bulk<Element>, grid, kThreads,
+  return launch_kernel(table.rank[0].overlaps, combine_recv_bulk<Element>, grid, shape.threads,
                        kSharedBytes, stream, table, shape);
 }
 
@@ -266,17 +297,24 @@ cudaError_t allow_shared() {
 CombineShape choose_combine_bulk_shape(const CombineJob& job) {
   constexpr std::uint32_t kLine = kWarpLanes * sizeof(uint4);  // what a warp takes at once
   // One piece is summed while the next is on its way.
-  const std::uint32_t room = kWarpBytes / (2 * static_cast<std::uint32_t>(job.most_terms));
-  const std::uint32_t most = room > kLine ? room / kLine * kLine : room / 16 * 16;
+  const auto two_pieces = 2 * static_cast<std::uint32_t>(job.most_terms);
+  // Four warps to each scheduler, unless larger slots of fewer warps are needed for pieces of four lines.
+  constexpr std::uint32_t kFewerWarps = 14;
+  const bool all = kSharedBytes / kMaxWarps / two_pieces >= 4 * kLine;
+  const std::uint32_t warps = all ? kMaxWarps : kFewerWarps;
+  const std::uint32_t warp_bytes = kSharedBytes / warps;
+  const std::uint32_t room = warp_bytes / two_pieces;
+  const std::uint32_t unit = room > kLine ? kLine : 16;
+  const std::uint32_t most = room / unit * unit;
   const auto bytes =
       static_cast<std::uint32_t>(layout::round_up(job.row_bytes, layout::kRowAlignment));
   const std::uint32_t pieces = (bytes + most - 1) / most;
   CombineShape shape;
   shape.blocks = job.num_sms;
-  shape.threads = kThreads;
-  shape.piece_bytes = static_cast<std::uint32_t>(
-      layout::round_up((bytes + pieces - 1) / pieces, layout::kRowAlignment));
-  const std::uint32_t slots = kWarpBytes / shape.piece_bytes;
+  shape.threads = static_cast<int>(warps) * kWarpLanes;
+  shape.piece_bytes =
+      static_cast<std::uint32_t>(layout::round_up((bytes + pieces - 1) / pieces, unit));
+  const std::uint32_t slots = warp_bytes / shape.piece_bytes;
   shape.slots = static_cast<int>(slots < kMaxSlots ? slots : kMaxSlots);
   return shape;
 }

@@ -12,6 +12,11 @@
 
 namespace wherry::kernels::cuda {
 
+template <typename Pair>
+__device__ std::uint32_t bits_of(const Pair& pair) {
+  static_assert(sizeof(Pair) == sizeof(std::uint32_t));
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
 // The hardware's NaN is 0x7FFF in both 16-bit types, ours is not: halves that are it get replaced.
 template <std::uint32_t kNan>
 __device__ std::uint32_t with_our_nan(std::uint32_t pair) {
@@ -22,22 +27,29 @@ __device__ std::uint32_t with_our_nan(std::uint32_t pair) {
   return pair;
 }
 
-// Rounds eight values, two an instruction. If one of them may be NaN (rare), it looks at all.
-template <std::uint32_t kNan, typename RoundPair>
-__device__ uint4 round_pairs(const float (&sum)[8], RoundPair round_pair) {
-  float total = sum[0];
-  std::uint32_t pairs[4];
+// Rounds vectors of eight values, two an instruction. NaN is rare, so one look tells whether there is any: the sum of
+// all pairs (which may be one without, of infinities). No array of pairs: one has been left in local memory, where
+// each store to it takes as long as one to the row.
+template <std::uint32_t kNan, typename Pair, int kVectors, typename RoundPair>
+__device__ void round_pairs(const float (&sum)[kVectors][8], uint4 (&rounded)[kVectors],
+                            RoundPair round_pair) {
+  Pair total;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pairs[i] = round_pair(sum[2 * i], sum[2 * i + 1]);
-    if (i > 0) total += sum[2 * i];
-    total += sum[2 * i + 1];
+  for (int v = 0; v < kVectors; ++v) {
+    const Pair x = round_pair(sum[v][0], sum[v][1]);
+    const Pair y = round_pair(sum[v][2], sum[v][3]);
+    const Pair z = round_pair(sum[v][4], sum[v][5]);
+    const Pair w = round_pair(sum[v][6], sum[v][7]);
+    const Pair here = __hadd2(__hadd2(x, y), __hadd2(z, w));
+    total = v == 0 ? here : __hadd2(total, here);
+    rounded[v] = {bits_of(x), bits_of(y), bits_of(z), bits_of(w)};
   }
-  if (total != total) {
+  if (__hbeq2(total, total)) return;
 #pragma unroll
-    for (std::uint32_t& pair : pairs) pair = with_our_nan<kNan>(pair);
+  for (int v = 0; v < kVectors; ++v) {
+    rounded[v] = {with_our_nan<kNan>(rounded[v].x), with_our_nan<kNan>(rounded[v].y),
+                  with_our_nan<kNan>(rounded[v].z), with_our_nan<kNan>(rounded[v].w)};
   }
-  return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
 struct Bf16Element {
@@ -51,11 +63,11 @@ struct Bf16Element {
       values[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000U);
     }
   }
-  static __device__ uint4 round(const float (&sum)[kOfVector]) {
-    return round_pairs<0x7FC0>(sum, [](float low, float high) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-      return *reinterpret_cast<const std::uint32_t*>(&pair);
-    });
+  template <int kVectors>
+  static __device__ void round(const float (&sum)[kVectors][kOfVector],
+                               uint4 (&rounded)[kVectors]) {
+    round_pairs<0x7FC0, __nv_bfloat162>(
+        sum, rounded, [](float low, float high) { return __floats2bfloat162_rn(low, high); });
   }
 };
 
@@ -71,11 +83,11 @@ struct F16Element {
       values[2 * i + 1] = two.y;
     }
   }
-  static __device__ uint4 round(const float (&sum)[kOfVector]) {
-    return round_pairs<0x7E00>(sum, [](float low, float high) {
-      const __half2 pair = __floats2half2_rn(low, high);
-      return *reinterpret_cast<const std::uint32_t*>(&pair);
-    });
+  template <int kVectors>
+  static __device__ void round(const float (&sum)[kVectors][kOfVector],
+                               uint4 (&rounded)[kVectors]) {
+    round_pairs<0x7E00, __half2>(
+        sum, rounded, [](float low, float high) { return __floats2half2_rn(low, high); });
   }
 };
 
@@ -88,11 +100,16 @@ struct F32Element {
     values[2] = __uint_as_float(packed.z);
     values[3] = __uint_as_float(packed.w);
   }
-  static __device__ uint4 round(const float (&sum)[kOfVector]) {
+  template <int kVectors>
+  static __device__ void round(const float (&sum)[kVectors][kOfVector],
+                               uint4 (&rounded)[kVectors]) {
     const auto one = [](float value) {
       return value != value ? 0x7FC00000U : __float_as_uint(value);
     };
-    return {one(sum[0]), one(sum[1]), one(sum[2]), one(sum[3])};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      rounded[v] = {one(sum[v][0]), one(sum[v][1]), one(sum[v][2]), one(sum[v][3])};
+    }
   }
 };
 
@@ -103,16 +120,29 @@ struct F64Element {
     values[0] = __hiloint2double(static_cast<int>(packed.y), static_cast<int>(packed.x));
     values[1] = __hiloint2double(static_cast<int>(packed.w), static_cast<int>(packed.z));
   }
-  static __device__ uint4 round(const double (&sum)[kOfVector]) {
+  template <int kVectors>
+  static __device__ void round(const double (&sum)[kVectors][kOfVector],
+                               uint4 (&rounded)[kVectors]) {
     const auto low = [](double value) {
       return value != value ? 0U : static_cast<std::uint32_t>(__double2loint(value));
     };
     const auto high = [](double value) {
       return value != value ? 0x7FF80000U : static_cast<std::uint32_t>(__double2hiint(value));
     };
-    return {low(sum[0]), high(sum[0]), low(sum[1]), high(sum[1])};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      rounded[v] = {low(sum[v][0]), high(sum[v][0]), low(sum[v][1]), high(sum[v][1])};
+    }
   }
 };
+
+// One vector.
+template <typename Element, typename Total>
+__device__ uint4 round_vector(const Total (&sum)[Element::kOfVector]) {
+  uint4 rounded[1];
+  Element::round(reinterpret_cast<const Total(&)[1][Element::kOfVector]>(sum), rounded);
+  return rounded[0];
+}
 
 // launch.operator()<Element>() for rows of `dtype`. f64 has kernels of its own, raw rows have no sums.
 template <typename Launch>

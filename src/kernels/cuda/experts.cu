@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kOfVector; ++i) {
       gate[i] = __fmul_rn(__fdiv_rn(gate[i], __fadd_rn(1.0F, expf(-gate[i]))), up[i]);
     }
-    reinterpret_cast<uint4*>(out.data + row * out.pitch)[vector] = Element::round(gate);
+    reinterpret_cast<uint4*>(out.data + row * out.pitch)[vector] = round_vector<Element>(gate);
   }
 }
 

@@ -75,7 +75,9 @@ __device__ uint4 load_odd(const std::byte* row, std::uint32_t vector, std::uint3
     return __ldcs(reinterpret_cast<const uint4*>(from));
   }
   std::uint32_t words[4] = {0, 0, 0, 0};
-  for (std::uint32_t at = 0; at < 16 && vector * 16 + at < row_bytes; at += Element::kBytes) {
+#pragma unroll
+  for (std::uint32_t at = 0; at < 16; at += Element::kBytes) {
+    if (vector * 16 + at >= row_bytes) continue;
     std::uint32_t element;
     if constexpr (Element::kBytes == 2) {
       element = *reinterpret_cast<const std::uint16_t*>(from + at);
@@ -89,7 +91,7 @@ __device__ uint4 load_odd(const std::byte* row, std::uint32_t vector, std::uint3
 template <typename Element>
 __device__ void store_sum(const SumTarget& target, std::uint32_t vector,
                           const float (&sum)[Element::kOfVector]) {
-  const uint4 rounded = Element::round(sum);
+  const uint4 rounded = round_vector<Element>(sum);
   if (target.aligned) {
     __stcs(reinterpret_cast<uint4*>(target.out) + vector, rounded);
   } else {
@@ -122,7 +124,7 @@ __device__ void sum_exact_vectors(const uint4* const (&rows)[kRows], uint4* out,
     float sum[Element::kOfVector] = {};
 #pragma unroll
     for (int i = 0; i < kRows; ++i) add_vector<Element, false>(sum, loaded[v][i], 1.0F);
-    __stcs(out + vector + v * kWarpLanes, Element::round(sum));
+    __stcs(out + vector + v * kWarpLanes, round_vector<Element>(sum));
   }
 }
 
@@ -175,7 +177,7 @@ __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget&
         if constexpr (kArithmetic == Arithmetic::ranked) {
           add_vector<Element, true>(partial, loaded[i], terms[base + i].weight);
           if (terms[base + i].last_of_rank == 0) continue;
-          add_vector<Element, false>(total, Element::round(partial), 1.0F);
+          add_vector<Element, false>(total, round_vector<Element>(partial), 1.0F);
 #pragma unroll
           for (float& element : partial) element = 0.0F;
         } else {
