@@ -21,9 +21,11 @@ enum class Arithmetic {
 struct Term {
   const std::byte* row;
   float weight;
-  std::int32_t last_of_rank;  // ranked: the last term of its rank
+  std::int32_t
+      last_of_rank;  // ranked: 1 the last term of its rank; kWholeRank: a rank's sum, rounded already
 };
 using WarpTerms = Term[kMaxTopk];
+inline constexpr std::int32_t kWholeRank = 2;
 
 // Puts this lane's term in place `order` of its warp's list.
 template <typename Each>
@@ -155,7 +157,8 @@ __device__ void sum_exact_rows(const WarpTerms& terms, const SumTarget& target, 
   }
 }
 
-// Any number of terms, kRows rows in flight.
+// Any number of terms, kRows rows in flight. What is behind the last term is left at once: a test of each of the
+// kRows took as many instructions as the sums (2 ranks x 8 SMs grouped: 1290 us, not 1215).
 template <typename Element, Arithmetic kArithmetic, int kRows, bool kAddend>
 __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget& target, int lane) {
 #pragma unroll 1
@@ -173,8 +176,12 @@ __device__ void sum_any_rows(const WarpTerms& terms, int count, const SumTarget&
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        if (base + i >= count) continue;
+        if (base + i >= count) break;
         if constexpr (kArithmetic == Arithmetic::ranked) {
+          if (terms[base + i].last_of_rank == kWholeRank) {
+            add_vector<Element, false>(total, loaded[i], 1.0F);
+            continue;
+          }
           add_vector<Element, true>(partial, loaded[i], terms[base + i].weight);
           if (terms[base + i].last_of_rank == 0) continue;
           add_vector<Element, false>(total, round_vector<Element>(partial), 1.0F);
