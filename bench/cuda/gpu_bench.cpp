@@ -115,15 +115,14 @@ std::vector<GpuShape> shapes_of(RanksAs ranks_as, const std::string& which) {
       shapes.push_back(throughput(devices, num_sms));
     }
     if (quick) return shapes;
-    for (const int num_sms : {16, 24}) {
+    // tokens with rows in 8 bits on their way out; grouped both ways.
+    for (const int num_sms : {4, 8, 16, 24, 64}) {
       if (only_decode) continue;
-      shapes.push_back(grouped(devices, num_sms, Reduction::by_rank, SumAt::expert));
-    }
-    // Rows in 8 bits on their way out.
-    for (const int num_sms : {8, 16, 24, 64}) {
-      if (only_decode) continue;
-      GpuShape shape = throughput(devices, num_sms);
-      shape.e4m3 = true;
+      GpuShape tokens = throughput(devices, num_sms);
+      GpuShape shape = grouped(devices, num_sms, Reduction::by_rank, SumAt::expert);
+      shapes.push_back(shape);
+      tokens.e4m3 = shape.e4m3 = true;
+      shapes.push_back(tokens);
       shapes.push_back(shape);
     }
     for (const GpuShape& shape : decode_over_link(devices)) shapes.push_back(shape);
