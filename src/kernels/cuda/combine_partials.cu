@@ -35,7 +35,8 @@ __device__ int put_own_terms(const RankContext& context, std::uint32_t generatio
                     context,
                     context.layout.result(generation, static_cast<std::uint64_t>(mine.position)))
               : nullptr;
-  put_term(terms, present, __popc(lanes & lanes_before(lane)), Term{row, mine.weight, 0});
+  put_term(terms, present, __popc(lanes & lanes_before(lane)),
+           Term{row, mine.weight, OfRank::some});
   return __popc(lanes);
 }
 

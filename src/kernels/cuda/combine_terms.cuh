@@ -83,8 +83,10 @@ __device__ LaneTerm find_term(const CombineRecvArgs& args, const Source& source,
       row = window_at<std::byte>(context, source.dest, layout.result(args.generation, at));
     }
   }
-  const bool last_of_rank = (same_rank >> lane) == 1U;
-  return {lanes, present, order, {row, weight, one_of_rank ? kWholeRank : (last_of_rank ? 1 : 0)}};
+  const OfRank of_rank = one_of_rank                 ? OfRank::whole
+                         : (same_rank >> lane) == 1U ? OfRank::last
+                                                     : OfRank::some;
+  return {lanes, present, order, {row, weight, of_rank}};
 }
 
 }  // namespace wherry::kernels::cuda
