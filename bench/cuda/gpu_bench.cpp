@@ -115,7 +115,7 @@ std::vector<GpuShape> shapes_of(RanksAs ranks_as, const std::string& which) {
       shapes.push_back(throughput(devices, num_sms));
     }
     if (quick) return shapes;
-    // tokens with rows in 8 bits on their way out; grouped both ways.
+    // With rows in 8 bits on their way out: tokens, and grouped with and without.
     for (const int num_sms : {4, 8, 16, 24, 64}) {
       if (only_decode) continue;
       GpuShape tokens = throughput(devices, num_sms);

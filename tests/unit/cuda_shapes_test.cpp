@@ -1,6 +1,8 @@
 // How launches on a GPU are shaped: pure functions, which need none.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/launch.hpp"
 
 namespace wherry::kernels::cuda {
@@ -62,21 +64,29 @@ TEST(RowParts, AreWholeStepsOfWhichNoneIsEmpty) {
 TEST(RowParts, AreOneWhereRowsAreNoFewerThanWarps) {
   EXPECT_EQ(parts_of_row(512, 896, 512).count, 1U);
   EXPECT_EQ(parts_of_row(4096, 896, 512).count, 1U);
+}
+
+TEST(RowParts, AreAsManyAsThereAreWarpsFor) {
   EXPECT_EQ(parts_of_row(126, 896, 2048).count, 14U);  // of two steps
   EXPECT_EQ(parts_of_row(1, 896, 2048).count, 28U);
+}
+
+CombineJob bulk_job(std::uint64_t terms, std::uint64_t row_bytes) {
+  CombineJob job;
+  job.row_bytes = row_bytes;
+  job.num_sms = 8;
+  job.bulk = true;
+  job.most_terms = terms;
+  return job;
 }
 
 // What combine_recv_bulk relies on.
 TEST(CombineShape, HasRoomForTwoPiecesOfEveryTerm) {
   constexpr std::uint64_t kSharedBytes = 224 * 1024;
-  for (const std::uint64_t terms : {1U, 2U, 3U, 4U, 8U, 16U, 32U}) {
-    for (const std::uint64_t row_bytes : {2U, 16U, 528U, 2064U, 14336U, 25600U, 1048576U}) {
-      CombineJob job;
-      job.row_bytes = row_bytes;
-      job.num_sms = 8;
-      job.bulk = true;
-      job.most_terms = terms;
-      const CombineShape shape = choose_combine_shape(job);
+  for (std::uint64_t terms = 1; terms <= 32; ++terms) {
+    for (const std::uint64_t row_bytes :
+         {2U, 16U, 528U, 1040U, 2064U, 8192U, 14336U, 25600U, 1048576U}) {
+      const CombineShape shape = choose_combine_shape(bulk_job(terms, row_bytes));
       const std::uint64_t bytes = shape.piece_bytes;
       const auto slots = static_cast<std::uint64_t>(shape.slots);
       const auto warps = static_cast<std::uint64_t>(shape.threads) / 32;
@@ -87,8 +97,20 @@ TEST(CombineShape, HasRoomForTwoPiecesOfEveryTerm) {
       ASSERT_LE(slots, 64U);
       ASSERT_GE(slots, 2 * terms) << terms << " rows of " << row_bytes << " bytes";
       ASSERT_LE(slots * bytes, kSharedBytes / warps);
-      const std::uint64_t pieces = (row_bytes + bytes - 1) / bytes;
-      ASSERT_LT((pieces - 1) * bytes, row_bytes);
+    }
+  }
+}
+
+TEST(CombineShape, HasMostOfSharedMemoryInFlight) {
+  for (std::uint64_t terms = 1; terms <= 8; ++terms) {
+    for (const std::uint64_t row_bytes : {1040U, 2064U, 4096U, 5760U, 8192U, 14336U, 32768U}) {
+      const CombineShape shape = choose_combine_shape(bulk_job(terms, row_bytes));
+      const std::uint64_t pieces = (row_bytes + shape.piece_bytes - 1) / shape.piece_bytes;
+      const auto coming =
+          std::min<std::uint64_t>(static_cast<std::uint64_t>(shape.slots) / terms, 8);
+      const std::uint64_t in_flight =
+          static_cast<std::uint64_t>(shape.threads) / 32 * coming * terms * row_bytes / pieces;
+      EXPECT_GE(in_flight, 128U * 1024) << terms << " rows of " << row_bytes << " bytes";
     }
   }
 }

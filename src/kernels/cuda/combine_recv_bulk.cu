@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pipeline.cuh"
+#include "kernels/cuda/row_parts.cuh"
 #include "kernels/cuda/signals.cuh"
 
 namespace wherry::kernels::cuda {
@@ -20,9 +21,9 @@ constexpr int kMaxWarps = 16;
 constexpr std::uint32_t kMaxSlots = 64;
 constexpr std::uint32_t kSharedBytes = 224 * 1024;  // of all slots; a block may have 227 KiB
 
-#ifdef WHERRY_HAS_BULK_COPY
-
 constexpr std::uint32_t kItems = 8;  // pieces of a warp on their way, a power of two
+
+#ifdef WHERRY_HAS_BULK_COPY
 
 // What a warp needs of all its pieces.
 struct Share {
@@ -156,8 +157,8 @@ __device__ void sum_plain(const Slots& slots, const SumTarget& target, int lane)
   for (; at < vectors; at += kWarpLanes) sum_vectors<Element, kCount, 1>(terms, out, at);
 }
 
-// One piece of any number of terms, to any address.
-template <typename Element>
+// One piece of any number of terms. kPlain: as above; else to any address, and with an addend if there is one.
+template <typename Element, bool kPlain>
 __device__ void sum_any(const Slots& slots, std::uint32_t count, const SumTarget& target,
                         int lane) {
   extern __shared__ __align__(128) std::byte staging[];
@@ -169,6 +170,10 @@ __device__ void sum_any(const Slots& slots, std::uint32_t count, const SumTarget
       add_vector<Element, false>(sum, reinterpret_cast<const uint4*>(staging + slots.of(i))[at],
                                  1.0F);
     }
+    if constexpr (kPlain) {
+      __stcs(reinterpret_cast<uint4*>(target.out) + target.first + at, round_vector<Element>(sum));
+      continue;
+    }
     if (target.addend != nullptr) {
       add_vector<Element, false>(
           sum, load_odd<Element>(target.addend, target.first + at, target.row_bytes), 1.0F);
@@ -179,12 +184,15 @@ __device__ void sum_any(const Slots& slots, std::uint32_t count, const SumTarget
 template <typename Element>
 __device__ void sum_piece(const Slots& slots, std::uint32_t count, const SumTarget& target,
                           int lane) {
-  switch (target.aligned && target.addend == nullptr ? count : 0) {
+  if (!target.aligned || target.addend != nullptr) {
+    return sum_any<Element, false>(slots, count, target, lane);
+  }
+  switch (count) {
     case 1: return sum_plain<Element, 1>(slots, target, lane);
     case 2: return sum_plain<Element, 2>(slots, target, lane);
     case 3: return sum_plain<Element, 3>(slots, target, lane);
     case 4: return sum_plain<Element, 4>(slots, target, lane);
-    default: return sum_any<Element>(slots, count, target, lane);
+    default: return sum_any<Element, true>(slots, count, target, lane);
   }
 }
 
@@ -252,8 +260,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarpLanes, 1)
       std::uint64_t{static_cast<std::uint32_t>(args.plan.tokens)} * share.pieces;
   const std::uint32_t warps_of_block = blockDim.x / kWarpLanes;
   const std::uint32_t warps = gridDim.x * warps_of_block;
-  // Blocks take turns, so that each has nearly the same.
-  const std::uint32_t me = warp * gridDim.x + blockIdx.x;
+  const std::uint32_t me = place_of_warp(gridDim.x);
   share.begin = static_cast<std::uint32_t>(all * me / warps);
   share.end = static_cast<std::uint32_t>(all * (me + 1) / warps);
   share.piece_bytes = shape.piece_bytes;
@@ -294,29 +301,44 @@ cudaError_t allow_shared() {
 
 }  // namespace
 
-CombineShape choose_combine_bulk_shape(const CombineJob& job) {
-  constexpr std::uint32_t kLine = kWarpLanes * sizeof(uint4);  // what a warp takes at once
-  // One piece is summed while the next is on its way.
-  const auto two_pieces = 2 * static_cast<std::uint32_t>(job.most_terms);
-  // Four warps to each scheduler, unless larger slots of fewer warps are needed for pieces of four lines.
-  constexpr std::uint32_t kFewerWarps = 14;
-  const bool all = kSharedBytes / kMaxWarps / two_pieces >= 4 * kLine;
-  const std::uint32_t warps = all ? kMaxWarps : kFewerWarps;
+namespace {
+
+// Blocks of `warps`, and the bytes that one has in flight of tokens with as many terms as any.
+struct BulkShape {
+  CombineShape shape;
+  std::uint64_t in_flight;
+};
+BulkShape shape_of_warps(const CombineJob& job, std::uint32_t warps) {
+  constexpr std::uint32_t kLine = kRowStepUnits * sizeof(uint4);
+  const auto terms = static_cast<std::uint32_t>(job.most_terms);
   const std::uint32_t warp_bytes = kSharedBytes / warps;
-  const std::uint32_t room = warp_bytes / two_pieces;
-  const std::uint32_t unit = room > kLine ? kLine : 16;
-  const std::uint32_t most = room / unit * unit;
+  // One piece is summed while the next is on its way. Several to a row are whole lines, if there is room for one.
+  const std::uint32_t room = warp_bytes / (2 * terms);
   const auto bytes =
       static_cast<std::uint32_t>(layout::round_up(job.row_bytes, layout::kRowAlignment));
+  const std::uint32_t unit = bytes > room && room >= kLine ? kLine : layout::kRowAlignment;
+  const std::uint32_t most = room / unit * unit;
   const std::uint32_t pieces = (bytes + most - 1) / most;
   CombineShape shape;
   shape.blocks = job.num_sms;
   shape.threads = static_cast<int>(warps) * kWarpLanes;
   shape.piece_bytes =
       static_cast<std::uint32_t>(layout::round_up((bytes + pieces - 1) / pieces, unit));
-  const std::uint32_t slots = warp_bytes / shape.piece_bytes;
-  shape.slots = static_cast<int>(slots < kMaxSlots ? slots : kMaxSlots);
-  return shape;
+  const std::uint32_t fit = warp_bytes / shape.piece_bytes;
+  const std::uint32_t slots = fit < kMaxSlots ? fit : kMaxSlots;
+  shape.slots = static_cast<int>(slots);
+  const std::uint32_t coming = slots / terms < kItems ? slots / terms : kItems;
+  return {shape, std::uint64_t{warps} * coming * terms * bytes / pieces};
+}
+
+}  // namespace
+
+CombineShape choose_combine_bulk_shape(const CombineJob& job) {
+  // Four warps to each scheduler, unless larger slots of fewer warps have more in flight.
+  constexpr std::uint32_t kFewerWarps = 14;
+  const BulkShape all = shape_of_warps(job, kMaxWarps);
+  const BulkShape fewer = shape_of_warps(job, kFewerWarps);
+  return fewer.in_flight * 10 > all.in_flight * 11 ? fewer.shape : all.shape;
 }
 
 cudaError_t launch_combine_recv_bulk(const RankTable<CombineRecvArgs>& table, int ranks,

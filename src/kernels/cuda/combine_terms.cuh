@@ -70,10 +70,8 @@ __device__ LaneTerm find_term(const CombineRecvArgs& args, const Source& source,
     });
   }
   const std::byte* row = nullptr;
-  float weight = source.weight;
   if (kSum == Sum::partials && own && own_sum != nullptr) {
     row = own_sum;
-    weight = 1.0F;
   } else if (present) {
     const auto at = static_cast<std::uint64_t>(source.row);
     if constexpr (kSum == Sum::partials) {
@@ -86,7 +84,7 @@ __device__ LaneTerm find_term(const CombineRecvArgs& args, const Source& source,
   const OfRank of_rank = one_of_rank                 ? OfRank::whole
                          : (same_rank >> lane) == 1U ? OfRank::last
                                                      : OfRank::some;
-  return {lanes, present, order, {row, weight, of_rank}};
+  return {lanes, present, order, {row, source.weight, of_rank}};
 }
 
 }  // namespace wherry::kernels::cuda

@@ -41,8 +41,9 @@ struct DispatchJob {
 
 // Units of 16 bytes of a row that a warp takes at once: one a lane.
 inline constexpr std::uint32_t kRowStepUnits = 32;
-// Parts of a row of `units` (1 or more), for `rows` that `warps` share out: each is some steps, and there are no
-// more in all than warps, so that none has two parts while others wait. Their size is in units. Pure.
+// Parts of a row of `units` (1 or more), for `rows` that `warps` share out: each is some steps, and with fewer rows
+// than warps there are no more in all than warps, so that none has two parts while others wait. Their size is in
+// units. Pure.
 [[nodiscard]] WHERRY_HD constexpr layout::Parts parts_of_row(std::uint32_t rows,
                                                              std::uint32_t units,
                                                              std::uint32_t warps) {
@@ -66,7 +67,7 @@ struct CombineJob {
   int num_sms = 1;
   Sum sum = Sum::token_rows;
   bool bulk = false;             // rows come over a link, and the device has bulk copies
-  std::uint64_t most_terms = 1;  // of a token
+  std::uint64_t most_terms = 1;  // of a token of Sum::token_rows
 };
 // Pure.
 [[nodiscard]] CombineShape choose_combine_shape(const CombineJob& job);

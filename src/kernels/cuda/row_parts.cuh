@@ -8,6 +8,8 @@
 
 namespace wherry::kernels::cuda {
 
+static_assert(kRowStepUnits == kWarpLanes);
+
 // A warp's place among all `warps` of its rank, of which each of `blocks` blocks has some: blocks take turns, so that
 // the parts of few rows go to as many multiprocessors as there are (1 token home over a link: 6.8 -> 6.0 us).
 __device__ inline std::uint32_t place_of_warp(std::uint32_t blocks) {
