@@ -20,8 +20,7 @@ namespace {
 constexpr int kMaxWarps = 16;
 constexpr std::uint32_t kMaxSlots = 64;
 constexpr std::uint32_t kSharedBytes = 224 * 1024;  // of all slots; a block may have 227 KiB
-
-constexpr std::uint32_t kItems = 8;  // pieces of a warp on their way, a power of two
+constexpr std::uint32_t kItems = 8;                 // pieces of a warp on their way, a power of two
 
 #ifdef WHERRY_HAS_BULK_COPY
 
@@ -298,10 +297,6 @@ cudaError_t allow_shared() {
                               cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(kSharedBytes));
 }
-
-}  // namespace
-
-namespace {
 
 // Blocks of `warps`, and the bytes that one has in flight of tokens with as many terms as any.
 struct BulkShape {
